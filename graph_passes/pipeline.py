@@ -1,91 +1,126 @@
-"""The passes, each with its phase, and what runs them; and one captured step through those that move memory.
+"""The six passes, each with its phase and its contract; and one captured step through the one that moves memory.
 
-    captured --BEFORE_GRAPPLER--> Grappler, once --AFTER_GRAPPLER--> (with a budget: UNDER_BUDGET) --> restored
-
-What a pass needs of TensorFlow or of a device (gradients, kernels that are timed, costs) is handed to its plan.
+captured --BEFORE_GRAPPLER--> Grappler, once --AFTER_GRAPPLER--> (with a budget: UNDER_BUDGET) --> restored
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from custom_ops.background import go_on
+from graph_passes import pass_infra
 from graph_passes.analysis.cost.model import CostModel, held
 from graph_passes.analysis.memory import roles
-from graph_passes.analysis.memory.liveness import UNKNOWN_LIST, build_timeline, refuse_open
-from graph_passes.analysis.memory.region import reads_before_updates, step_region
+from graph_passes.analysis.memory.liveness import build_timeline, refuse_open
+from graph_passes.analysis.memory.region import reads_before_updates, step_region, with_waits
 from graph_passes.analysis.memory.replicas import shared_by
 from graph_passes.analysis.memory.simulate import Link, uncounted, usage_under
 from graph_passes.analysis.memory.timeline import Timeline
-from graph_passes.errors import InfeasibleBudgetError, NoGradientError, ReplicasError, UnknownShapeError
+from graph_passes.contract import Contract, Kept, Property
+from graph_passes.errors import GraphError, InfeasibleBudgetError, NoGradientError, ReplicasError, UnknownShapeError
 from graph_passes.graph.ir import Editor, Graph, TensorId, parse_input
 from graph_passes.graph.order import schedule
 from graph_passes.graph.rewrite import Rewrite, apply_rewrites
 from graph_passes.graph.source import Source
-from graph_passes.graph.verify import verify_graph
-from graph_passes.passes.fuse.apply import fusion_rewrites
-from graph_passes.passes.fuse.plan import plan_stitching
-from graph_passes.passes.merge.plan import merging_rewrites, plan_merging
-from graph_passes.passes.offload.apply import Probing, offload_rewrites, transfers
+from graph_passes.pass_infra import NeedsOf, Outcome, Pass, Phase
+from graph_passes.passes.fuse.apply import FUSION_OP, fusion_rewrites
+from graph_passes.passes.fuse.plan import plan_fusion
+from graph_passes.passes.merge.apply import merge_rewrites
+from graph_passes.passes.merge.plan import plan_merge
+from graph_passes.passes.offload.apply import offload_rewrites, transfers
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
-from graph_passes.passes.prepare.plan import plan_preparation, preparation_rewrites
-from graph_passes.passes.products.apply import product_rewrites
+from graph_passes.passes.offload.plan import Needs, OffloadPlan, Probing, Wanted, plan_step_memory
+from graph_passes.passes.prepare.apply import prepare_rewrites
+from graph_passes.passes.prepare.copies import CHEAP
+from graph_passes.passes.prepare.plan import plan_prepare
+from graph_passes.passes.products.apply import MATMUL_OP, product_rewrites
 from graph_passes.passes.products.plan import plan_products
 from graph_passes.passes.recurrent.apply import recurrent_rewrites
 from graph_passes.passes.recurrent.plan import plan_recurrent
+from graph_passes.refusals import Reason
 from graph_passes.report import MOVED, RECOMPUTED, UNCHANGED_FITS, Report, TransferRecord
 
+__all__ = [
+    "FUSE",
+    "MERGE",
+    "OFFLOAD",
+    "PASSES",
+    "PREPARE",
+    "PRODUCTS",
+    "RECURRENT",
+    "Outcome",
+    "Pass",
+    "Phase",
+    "Step",
+    "describe",
+    "edit_step",
+    "plan_step",
+    "run_passes",
+    "runs",
+]
 
-class Phase(enum.Enum):
-    """Where in the pipeline a pass stands.
+_EDITS = Contract(
+    ensures=frozenset({Property.WELL_FORMED}),
+    leaves=frozenset({Kept.FETCHES, Kept.UPDATES, Kept.OTHERS}),
+)
+_AFTER_GRAPPLER = replace(_EDITS, requires=frozenset({Property.WELL_FORMED, Property.TYPED}))
 
-    Attributes:
-        BEFORE_GRAPPLER: on the graph as its author left it, with loops as they were written.
-        AFTER_GRAPPLER: on the ops that will run, whether there is a budget or not.
-        UNDER_BUDGET: the same, where memory is limited.
-    """
-
-    BEFORE_GRAPPLER = enum.auto()
-    AFTER_GRAPPLER = enum.auto()
-    UNDER_BUDGET = enum.auto()
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One pass. Neither of its functions edits anything: `run_passes` and `edit_step` do.
-
-    Attributes:
-        name: what it is called.
-        phase: where it stands.
-        option: the name in a user's `passes` that asks for it.
-        plan: decides. `(source, needs) -> (a frozen dataclass, the graph that it is for)`; under a budget as
-            `plan_offload`, since a step is planned many times.
-        rewrites: `(plan, graph) -> Sequence[Rewrite]`, with no choice left; under a budget as `offload_rewrites`.
-    """
-
-    name: str
-    phase: Phase
-    option: str
-    plan: Callable[..., Any]
-    rewrites: Callable[..., Sequence[Rewrite]]
-
-
-OFFLOAD = Pass("offload", Phase.UNDER_BUDGET, "offload", plan_offload, offload_rewrites)
+RECURRENT = Pass(
+    "recurrent",
+    Phase.BEFORE_GRAPPLER,
+    "recurrent",
+    plan_recurrent,
+    recurrent_rewrites,
+    replace(_EDITS, requires=frozenset({Property.TYPED})),  # lowered loops are cycles
+)
+PRODUCTS = Pass(
+    "products",
+    Phase.BEFORE_GRAPPLER,
+    "recurrent",
+    plan_products,
+    product_rewrites,
+    replace(_EDITS, requires=frozenset({Property.TYPED}), inserts=frozenset({MATMUL_OP})),
+)
+PREPARE = Pass(
+    "prepare",
+    Phase.AFTER_GRAPPLER,
+    "fusion",
+    plan_prepare,
+    prepare_rewrites,
+    replace(_AFTER_GRAPPLER, inserts=frozenset({"Const", "MatMul", "Reshape", *CHEAP})),
+)
+MERGE = Pass(
+    "merge",
+    Phase.AFTER_GRAPPLER,
+    "fusion",
+    plan_merge,
+    merge_rewrites,
+    replace(
+        _AFTER_GRAPPLER,
+        inserts=frozenset({"Const", "MatMul", "Reshape", "ConcatV2", "Slice", "AddN", "BiasAdd"}),
+    ),
+)
+FUSE = Pass(
+    "fuse",
+    Phase.AFTER_GRAPPLER,
+    "fusion",
+    plan_fusion,
+    fusion_rewrites,
+    replace(_AFTER_GRAPPLER, inserts=frozenset({FUSION_OP})),
+)
+OFFLOAD = Pass(
+    "offload",
+    Phase.UNDER_BUDGET,
+    "offload",
+    plan_step_memory,
+    offload_rewrites,
+    replace(_EDITS, requires=frozenset({Property.WELL_FORMED})),  # it also computes ops of the graph a second time
+)
 
 # In the order in which they run.
-PASSES = (
-    Pass("recurrent", Phase.BEFORE_GRAPPLER, "recurrent", plan_recurrent, recurrent_rewrites),
-    Pass("products", Phase.BEFORE_GRAPPLER, "recurrent", plan_products, product_rewrites),
-    Pass("preparation", Phase.AFTER_GRAPPLER, "fusion", plan_preparation, preparation_rewrites),
-    Pass("merging", Phase.AFTER_GRAPPLER, "fusion", plan_merging, merging_rewrites),
-    Pass("fusion", Phase.AFTER_GRAPPLER, "fusion", plan_stitching, fusion_rewrites),
-    OFFLOAD,
-)
+PASSES: tuple[Pass[Any, Any], ...] = (RECURRENT, PRODUCTS, PREPARE, MERGE, FUSE, OFFLOAD)
 
 
 def runs(phase: Phase, asked: Collection[str]) -> bool:
@@ -93,59 +128,15 @@ def runs(phase: Phase, asked: Collection[str]) -> bool:
     return any(each.phase is phase and each.option in asked for each in PASSES)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one pass.
-
-    Attributes:
-        plan: what it decided; None if it failed.
-        errors: why rewrites could not be carried out, by their names; the graph is without these.
-        failed: what it failed with. The graph is as it was before.
-    """
-
-    plan: Any = None
-    errors: Mapping[str, Exception] = field(default_factory=dict)
-    failed: Exception | None = None
-
-
-Needs = Callable[[Mapping[str, Outcome]], Any]
-
-
 def run_passes(
     phase: Phase,
     asked: Collection[str],
     source: Source,
-    needs: Mapping[str, Needs],
-    passes: Sequence[Pass] = PASSES,
-) -> dict[str, Outcome]:
-    """Plan and carry out the passes of a phase, each on what those before it left; one that fails costs no other.
-
-    Args:
-        phase: not `UNDER_BUDGET`, whose passes are planned again for each stage of a step.
-        asked: the user's `passes`.
-        source: what is read and edited.
-        needs: by name of a pass, what its plan is handed, made of what came of the passes before it. None, or no entry:
-            the pass does not run.
-        passes: all passes.
-
-    Returns:
-        What came of each pass that ran, by its name.
-    """
-    done: dict[str, Outcome] = {}
-    for each in passes:
-        if each.phase is not phase or each.option not in asked or each.name not in needs:
-            continue
-        go_on()
-        try:
-            handed = needs[each.name](done)
-            if handed is None:
-                continue
-            plan, graph = each.plan(source, handed)
-            rewrites = each.rewrites(plan, graph)
-            done[each.name] = Outcome(plan, source.edit(graph, rewrites) if rewrites else {})
-        except Exception as error:  # whatever it is, the step runs without this pass
-            done[each.name] = Outcome(failed=error)
-    return done
+    needs: Mapping[str, NeedsOf],
+    passes: Sequence[Pass[Any, Any]] = PASSES,
+) -> dict[str, Outcome[Any]]:
+    """See `pass_infra.run_passes`; by default of all passes."""
+    return pass_infra.run_passes(phase, asked, source, needs, passes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,9 +191,7 @@ class Step:
         """
         region = step_region(graph, [parse_input(name)[0].node for name in run])
         held = tuple(reads_before_updates(region))
-        for update, reader in held:
-            region.add_control(update, reader)
-        return replace(cls.read(region, **known), held=held)
+        return replace(cls.read(with_waits(region, held), **known), held=held)
 
     @cached_property
     def first_update(self) -> int:
@@ -247,16 +236,15 @@ def plan_step(
         InfeasibleBudgetError: the budget is too small for any plan.
     """
     try:
-        found: OffloadPlan = OFFLOAD.plan(
-            timeline,
+        wanted = Wanted(
             link,
             budget,
-            options,
             layers=roles.layers(step.graph, timeline),
             convolution_inputs=roles.convolution_inputs(step.graph, timeline),
             relax=not step.merging,
-            **how,
+            how=how,
         )
+        found = OFFLOAD.plan(_StepSource(step), Needs(timeline, options, wanted))[0].moves
     except InfeasibleBudgetError as error:
         if step.shared:
             raise _shared(step, timeline, budget) from error
@@ -297,16 +285,49 @@ def edit_step(
     Raises:
         GraphError: the plan is none for this step; nothing was edited.
     """
-    rewrites = OFFLOAD.rewrites(step.graph, timeline, plan, options, probing, spill_key)
-    if editor is not None:
-        for update, reader in step.held:
-            editor.add_control(update, reader)
-        apply_rewrites(rewrites, step.graph, editor)
-        return step.graph
-    edited = step.graph.copy()
-    apply_rewrites(rewrites, edited)
-    verify_graph(edited)
-    return edited
+    source, needs = _StepSource(step, editor), Needs(timeline, options, plan, probing, spill_key)
+    outcome = run_passes(Phase.UNDER_BUDGET, (OFFLOAD.option,), source, {OFFLOAD.name: lambda _: needs})[OFFLOAD.name]
+    failed = next(iter(outcome.errors.values()), outcome.failed)
+    if failed is not None:
+        raise failed
+    return source.edited
+
+
+class _StepSource:
+    """A `Source` of one step: its graph is edited in a copy, or by an editor."""
+
+    structure = None
+
+    def __init__(self, step: Step, editor: Editor | None = None) -> None:
+        self._step = step
+        self._editor = editor
+        self.edited = step.graph
+
+    def read(self, _: Collection[str] | None = None, functions: bool = True) -> Graph:
+        return self._step.graph
+
+    def keep(self, _: Graph) -> set[str]:
+        return {tensor.node for tensor in self._step.fetches}
+
+    def bodies(self) -> Mapping[str, Source]:
+        return {}
+
+    def follow(self, _: Source) -> Mapping[str, str]:
+        raise GraphError("a step is like no other")
+
+    def edit(
+        self, graph: Graph, rewrites: Sequence[Rewrite], check: Callable[[Graph], object]
+    ) -> Mapping[str, Exception]:
+        if self._editor is None:
+            edited = graph.copy()
+            apply_rewrites(rewrites, edited)
+            check(edited)
+            self.edited = edited
+            return {}
+        for update, reader in self._step.held:
+            self._editor.add_control(update, reader)
+        apply_rewrites(rewrites, graph, self._editor)
+        return {}
 
 
 def describe(
@@ -336,8 +357,10 @@ def describe(
         for move, tensor in transfers(step.graph, timeline, plan)
     )
     moved = sum(record.bytes for record in records if record.offload_after != RECOMPUTED)
-    uncounted_lists = tuple(str(buffer.tensor) for buffer in timeline.buffers if buffer.pinned_by == UNKNOWN_LIST)
-    unknown = [(buffer.tensor, buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
+    uncounted_lists = tuple(
+        str(buffer.tensor) for buffer in timeline.buffers if buffer.pinned_by == Reason.LIST_UNKNOWN()
+    )
+    unknown = [(str(buffer.tensor), buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
     left_alone = [f"left alone: {tensor}: {reason}" for tensor, reason in (*unknown, *plan.left_alone)]
     return Report(
         graph=graph,

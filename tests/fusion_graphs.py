@@ -7,12 +7,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from graph_passes.analysis.cost.kernels import KernelDevice
 from graph_passes.analysis.dependences import read_by, waited
-from graph_passes.analysis.op_pattern import Kind, Meaning
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
-from graph_passes.passes.fuse.partition.partition import FusionPlan
-from graph_passes.passes.fuse.partition.score import KernelDevice
+from graph_passes.passes.fuse.partition.partition import Partition
+from graph_passes.refusals import Reason
 
 # One byte takes a second to move, a launch a hundred, so that times can be checked by hand.
 UNIT = KernelDevice(
@@ -27,22 +28,22 @@ UNIT = KernelDevice(
 )
 
 KINDS = {
-    "Elementwise": Kind.ELEMENTWISE,
-    "Layout": Kind.LAYOUT,
-    "Rows": Kind.ROW_REDUCTION,
-    "Columns": Kind.COLUMN_REDUCTION,
-    "Scalar": Kind.SCALAR_REDUCTION,
-    "Product": Kind.PRODUCT,
-    "Batched": Kind.BATCHED_PRODUCT,
-    "View": Kind.VIEW,
-    "Gather": Kind.GATHER,
-    "Zeros": Kind.CONSTANT,
-    "Opaque": Kind.OPAQUE,
-    "Const": Kind.CONSTANT,
-    "Handle": Kind.OPAQUE,
-    "NoOp": Kind.OPAQUE,
-    "Read": Kind.READ,
-    "Update": Kind.UPDATE,
+    "Elementwise": OpPattern.ELEMENTWISE,
+    "Layout": OpPattern.LAYOUT,
+    "Rows": OpPattern.ROW_REDUCTION,
+    "Columns": OpPattern.COLUMN_REDUCTION,
+    "Scalar": OpPattern.SCALAR_REDUCTION,
+    "Product": OpPattern.PRODUCT,
+    "Batched": OpPattern.BATCHED_PRODUCT,
+    "View": OpPattern.VIEW,
+    "Gather": OpPattern.GATHER,
+    "Zeros": OpPattern.CONSTANT,
+    "Opaque": OpPattern.OPAQUE,
+    "Const": OpPattern.CONSTANT,
+    "Handle": OpPattern.OPAQUE,
+    "NoOp": OpPattern.OPAQUE,
+    "Read": OpPattern.READ,
+    "Update": OpPattern.UPDATE,
 }
 
 
@@ -51,7 +52,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        self.meanings: dict[str, Meaning] = {}
+        self.op_patterns: dict[str, NodePattern] = {}
         self.specs: dict[TensorId, TensorSpec] = {}
 
     def add(
@@ -60,17 +61,17 @@ class Nodes:
         """A node; the name of a variable's handle, given to a `Read` or `Update`, comes first. Returns its name."""
         name = name or f"{op.lower()}_{len(self.nodes)}"
         kind = KINDS[op]
-        outputs = 0 if kind is Kind.UPDATE or op == "NoOp" else 1
+        outputs = 0 if kind is OpPattern.UPDATE or op == "NoOp" else 1
         self.nodes.append(Node(name, op, [TensorId(i) for i in inputs], list(control), device, {}, outputs))
         operands, reads, writes = tuple(range(len(inputs))), (), ()
-        if kind is Kind.READ:
+        if kind is OpPattern.READ:
             operands, reads = (), (0,)
-        elif kind is Kind.UPDATE:
+        elif kind is OpPattern.UPDATE:
             operands, reads, writes = operands[1:], (0,), (0,)
-        elif kind in (Kind.VIEW, Kind.CONSTANT):
-            operands = operands[:1] if kind is Kind.VIEW else ()
-        reason = "an opaque op" if kind is Kind.OPAQUE else ""
-        self.meanings[name] = Meaning(kind, reason, operands, reads, writes)
+        elif kind in (OpPattern.VIEW, OpPattern.CONSTANT):
+            operands = operands[:1] if kind is OpPattern.VIEW else ()
+        reason = Reason.NO_KERNEL(detail="an opaque op") if kind is OpPattern.OPAQUE else None
+        self.op_patterns[name] = NodePattern(kind, reason, operands, reads, writes)
         if outputs:
             behind = TensorSpec("float32", 1, (size,)) if op == "Handle" else None
             self.specs[TensorId(name)] = TensorSpec("resource" if behind else "float32", 1, (size,), behind)
@@ -82,7 +83,7 @@ class Nodes:
 
 
 @st.composite
-def graphs(draw: Any, most: int = 24) -> tuple[Graph, dict[str, Meaning]]:
+def graphs(draw: Any, most: int = 24) -> tuple[Graph, dict[str, NodePattern]]:
     """A graph in which accesses of a variable, one of which writes it, have an order by control edges."""
     made = Nodes()
     handles = [made.add("Handle", size=draw(st.sampled_from([4, 400]))) for _ in range(draw(st.integers(0, 2)))]
@@ -114,25 +115,25 @@ def graphs(draw: Any, most: int = 24) -> tuple[Graph, dict[str, Meaning]]:
         if op in ("View", "Zeros"):
             inputs = inputs[:2] if op == "View" else inputs[:1]
         values.append(made.add(op, *inputs, size=size, control=control))
-    return made.graph(), made.meanings
+    return made.graph(), made.op_patterns
 
 
-def run_graph(graph: Graph, meanings: Mapping[str, Meaning]) -> dict[str, str]:
+def run_graph(graph: Graph, op_patterns: Mapping[str, NodePattern]) -> dict[str, str]:
     """What each node makes, and what each variable holds in the end, as a text that says how it was computed."""
     values: dict[str, str] = {}
     for name in topological(graph):
-        _run(graph, meanings, name, values, values)
+        _run(graph, op_patterns, name, values, values)
     return values
 
 
-def run_plan(graph: Graph, meanings: Mapping[str, Meaning], plan: FusionPlan) -> dict[str, str]:
+def run_plan(graph: Graph, op_patterns: Mapping[str, NodePattern], plan: Partition) -> dict[str, str]:
     """The same of a planned graph: each region runs as a whole, each kernel reads variables before it writes any.
 
     Raises:
         KeyError: something is read that was not made yet.
     """
     regions = {name: region for region in plan.regions for name in region.members}
-    waiting = {name: _needs(graph, meanings, name, name in regions) for name in graph.nodes}
+    waiting = {name: _needs(graph, op_patterns, name, name in regions) for name in graph.nodes}
     values: dict[str, str] = {}
     done: set[str] = set()
     pending = list(graph.nodes)
@@ -154,35 +155,35 @@ def run_plan(graph: Graph, meanings: Mapping[str, Meaning], plan: FusionPlan) ->
                         raise KeyError(f"{member} runs before {missing}")
                 before = dict(values)
                 for member in step.members:
-                    _run(graph, meanings, member, values, before)
+                    _run(graph, op_patterns, member, values, before)
                 done |= set(step.members)
         else:
-            _run(graph, meanings, ready[0], values, values)
+            _run(graph, op_patterns, ready[0], values, values)
         done |= set(ready)
         pending = [name for name in pending if name not in done]
     return values
 
 
-def _needs(graph: Graph, meanings: Mapping[str, Meaning], name: str, inside: bool) -> set[str]:
+def _needs(graph: Graph, op_patterns: Mapping[str, NodePattern], name: str, inside: bool) -> set[str]:
     node = graph[name]
-    constant = meanings[name].kind is Kind.CONSTANT
-    read = read_by(graph, meanings, node) if inside and not constant else node.inputs
+    constant = op_patterns[name].pattern is OpPattern.CONSTANT
+    read = read_by(graph, op_patterns, node) if inside and not constant else node.inputs
     return {tensor.node for tensor in read} | set(waited(graph, node) if inside else node.control)
 
 
 def _run(
-    graph: Graph, meanings: Mapping[str, Meaning], name: str, values: dict[str, str], before: Mapping[str, str]
+    graph: Graph, op_patterns: Mapping[str, NodePattern], name: str, values: dict[str, str], before: Mapping[str, str]
 ) -> None:
     """Adds what a node makes to `values`; variables are read as `before` has them."""
-    node, meaning = graph[name], meanings[name]
+    node, op_pattern = graph[name], op_patterns[name]
     arguments = [
-        f"{tensor.node}" if meanings[tensor.node].kind is Kind.CONSTANT else values[tensor.node]
-        for tensor in (node.inputs[index] for index in meaning.operands)
+        f"{tensor.node}" if op_patterns[tensor.node].pattern is OpPattern.CONSTANT else values[tensor.node]
+        for tensor in (node.inputs[index] for index in op_pattern.operands)
     ]
-    if meaning.reads:
-        handle = node.inputs[meaning.reads[0]].node
+    if op_pattern.reads:
+        handle = node.inputs[op_pattern.reads[0]].node
         arguments.insert(0, before.get(f"held {handle}", handle))
-    text = arguments[0] if meaning.kind is Kind.READ else f"{name}({', '.join(arguments)})"
-    if meaning.writes:
-        values[f"held {node.inputs[meaning.writes[0]].node}"] = str(hash(text))
+    text = arguments[0] if op_pattern.pattern is OpPattern.READ else f"{name}({', '.join(arguments)})"
+    if op_pattern.writes:
+        values[f"held {node.inputs[op_pattern.writes[0]].node}"] = str(hash(text))
     values[name] = text if len(text) < 200 else str(hash(text))

@@ -20,7 +20,7 @@ from custom_ops.load import load
 from graph_passes import pipeline
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
-from graph_passes.passes.offload.apply import Probing
+from graph_passes.passes.offload.plan import Probing
 from tfmem.api import make_engine
 from tfmem.capture.concrete_function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler

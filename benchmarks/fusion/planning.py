@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks.fusion.generated import OPS, dialogue
 from benchmarks.records import machine
-from graph_passes.analysis.op_pattern import meanings
+from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.ir import Graph
 from graph_passes.lower.shapes import Shapes
 from graph_passes.passes.fuse.partition.explore import Exploration
 from graph_passes.passes.fuse.partition.ilp import Limits
-from graph_passes.passes.fuse.partition.partition import plan_fusion
+from graph_passes.passes.fuse.partition.partition import partition_graph
 from graph_passes.passes.fuse.plan import refusal
 
 LONG = Limits(gap=0.0, nodes=10**7, rounds=300, work=10**12, seconds=300.0)
@@ -52,9 +52,9 @@ def planned(graph: Graph, limits: Limits | None = None, exploration: Exploration
     from tfmem.kernels.fusion_needs import CPU, HOME  # TensorFlow is imported here
 
     wall, began = time.monotonic(), time.process_time()
-    plan = plan_fusion(
+    plan = partition_graph(
         graph,
-        meanings(graph),
+        patterns_of(graph),
         CPU,
         default=HOME,
         refuse=refusal(graph, (), Shapes(graph)),

@@ -29,13 +29,13 @@ from custom_ops.fusion import programs
 from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.plan import shared
 from custom_ops.fusion.search.model import H200, predict
-from graph_passes.analysis.op_pattern import REDUCTIONS, Kind, meanings
+from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.fuse.partition.partition import Step
-from graph_passes.passes.fuse.plan import Stitched, Stitching
+from graph_passes.passes.fuse.plan import FusionPlan, RegionPlan
 
 MARKERS = ("<!-- fusion statistics: begin -->", "<!-- fusion statistics: end -->")
-PRODUCTS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT})
+PRODUCTS = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT})
 FOUND_BY = ("substitution", "exploration", "alone")
 CATEGORIES = ("elementwise", "reduction", "product")  # the paper's, of which a pattern is one
 
@@ -91,14 +91,14 @@ def planned(name: str) -> dict[str, Any]:
     }
 
 
-def stitched(name: str) -> tuple[Stitching, Graph]:
+def stitched(name: str) -> tuple[FusionPlan, Graph]:
     """What the fusion pass makes of a workload's step on an H200, and the step's graph after Grappler."""
     from benchmarks.fusion.workloads import make  # TensorFlow is imported here
     from graph_passes.analysis.cost import device as profiles
     from graph_passes.analysis.device_support import CUDA
     from graph_passes.graph import serde
     from graph_passes.passes.fuse.partition.partition import ON_GPU
-    from graph_passes.passes.fuse.plan import Needs, plan_stitching
+    from graph_passes.passes.fuse.plan import Needs, plan_fusion
     from tfmem.capture.captured_source import CapturedSource
     from tfmem.capture.concrete_function import capture_concrete
     from tfmem.capture.grappler import run_grappler
@@ -112,7 +112,7 @@ def stitched(name: str) -> tuple[Stitching, Graph]:
         traced = workload.step.get_concrete_function(*workload.inputs)
         optimized = run_grappler(capture_concrete(traced), device="GPU")
     # What was traced here says of variables that they lie on the CPU, and nothing of other nodes: all is one device.
-    return plan_stitching(CapturedSource(optimized), Needs(device, HOME, serde.attributes, ON_GPU, capabilities=CUDA))
+    return plan_fusion(CapturedSource(optimized), Needs(device, HOME, serde.attributes, ON_GPU, capabilities=CUDA))
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def without_remapper() -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({"remapping": before})
 
 
-def kernels_of(region: Stitched) -> list[Planned]:
+def kernels_of(region: RegionPlan) -> list[Planned]:
     """The kernels of a region."""
     step_of = {name: step for step in region.plan.steps for name in step.members}
     values = region.lowered.region.values
@@ -155,7 +155,7 @@ def of_shared_memory(kernels: Sequence[Planned]) -> dict[str, float]:
 
 def of_patterns(kernels: Sequence[Planned], graph: Graph) -> dict[str, int]:
     """How many kernels are what, for Figure 6."""
-    known = meanings(graph)
+    known = patterns_of(graph)
     counts = Counter[str](dict.fromkeys((*FOUND_BY, *CATEGORIES, "packed", *SCOPES), 0))
     for each in kernels:
         kinds = {known[name].kind for name in each.step.members}

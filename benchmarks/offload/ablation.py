@@ -24,10 +24,10 @@ from unittest import mock
 from benchmarks.offload.cases import FULL, all_cases
 from benchmarks.records import ROOT, begun, load, save
 from benchmarks.runs import command_line
-from graph_passes import pipeline
 from graph_passes.analysis.memory.fragmentation import Room
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.passes.offload import plan as offload_plan
 from graph_passes.passes.offload import repair
 from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
 from tfmem.steps import trials
@@ -166,7 +166,7 @@ def observed(name: str) -> ObservedStep:
         "policy": case.policy or "autovm",
     }
     with (
-        mock.patch.object(pipeline, "OFFLOAD", replace(pipeline.OFFLOAD, plan=recording)),
+        mock.patch.object(offload_plan, "plan_offload", recording),
         mock.patch.object(trials.Plans, "untried", untried),
     ):
         result = worker.measure(task)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning
+from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId
 
 
@@ -53,16 +53,16 @@ class Dependences:
         return Dependences(tuple(tuple(place[p] for p in self.before[number] if p in place) for number in members))
 
 
-def read_by(graph: Graph, meanings: Mapping[str, Meaning], node: Node) -> list[TensorId]:
+def read_by(graph: Graph, op_patterns: Mapping[str, NodePattern], node: Node) -> list[TensorId]:
     """The tensors whose numbers reach `node` in a region, handles of variables among them.
 
     What only says axes or a shape does not, nor does a constant, which a kernel holds itself.
     """
-    meaning = meanings[node.name]
-    read = [node.inputs[index] for index in meaning.operands + meaning.reads + meaning.writes]
-    if meaning.kind not in IN_KERNELS or meaning.kind is Kind.VIEW or node.op == "AssignVariableOp":
+    op_pattern = op_patterns[node.name]
+    read = [node.inputs[index] for index in op_pattern.operands + op_pattern.reads + op_pattern.writes]
+    if op_pattern.pattern not in IN_KERNELS or op_pattern.pattern is OpPattern.VIEW or node.op == "AssignVariableOp":
         return read
-    return [tensor for tensor in read if meanings[tensor.node].kind is not Kind.CONSTANT]
+    return [tensor for tensor in read if op_patterns[tensor.node].pattern is not OpPattern.CONSTANT]
 
 
 def waited(graph: Graph, node: Node) -> list[str]:
@@ -82,13 +82,13 @@ def waited(graph: Graph, node: Node) -> list[str]:
 
 
 def dependences(
-    graph: Graph, meanings: Mapping[str, Meaning], order: Sequence[str], whole: Collection[str] = ()
+    graph: Graph, op_patterns: Mapping[str, NodePattern], order: Sequence[str], whole: Collection[str] = ()
 ) -> Dependences:
     """The dependences of a graph, numbered by `order`; see `waited` for a `NoOp`, of which nothing waits here.
 
     Args:
         graph: the graph.
-        meanings: of all nodes.
+        op_patterns: of all nodes.
         order: a topological order of them.
         whole: names of nodes of which every input counts, since no region will hold them; of others, see `read_by`.
     """
@@ -96,7 +96,7 @@ def dependences(
     before: list[tuple[int, ...]] = []
     for name in order:
         node = graph[name]
-        read = node.inputs if name in whole else read_by(graph, meanings, node)
+        read = node.inputs if name in whole else read_by(graph, op_patterns, node)
         found = {place[tensor.node] for tensor in read} | {place[control] for control in waited(graph, node)}
         before.append(tuple(sorted(found)) if node.op != "NoOp" else ())
     return Dependences(tuple(before))

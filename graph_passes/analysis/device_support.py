@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning, called
+from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern, called
 from graph_passes.graph.ir import Graph, Node, TensorId, texts
+from graph_passes.refusals import Reason, Refusal
 
 
 @dataclass(frozen=True)
@@ -86,82 +87,86 @@ _JOINS = frozenset({"ConcatV2", "Pack"})
 _MOST_JOINED = 1 << 12
 
 
-def on_a_cpu(graph: Graph, known: Mapping[str, Meaning]) -> dict[str, Meaning]:
-    """The meanings of a graph's nodes: what raises is called, so that it still does, and so is what joins much; what
+def on_a_cpu(graph: Graph, known: Mapping[str, NodePattern]) -> dict[str, NodePattern]:
+    """The patterns of a graph's nodes: what raises is called, so that it still does, and so is what joins much; what
     only oneDNN has a kernel for stays outside, and what is asynchronous."""
-    return {name: _on_a_cpu(graph, graph[name], meaning) for name, meaning in known.items()}
+    return {name: _on_a_cpu(graph, graph[name], op_pattern) for name, op_pattern in known.items()}
 
 
-def _on_a_cpu(graph: Graph, node: Node, meaning: Meaning) -> Meaning:
+def _on_a_cpu(graph: Graph, node: Node, op_pattern: NodePattern) -> NodePattern:
     fused = texts(node.attrs["fused_ops"]) if node.op.startswith("_Fused") and "fused_ops" in node.attrs else ()
     spec = graph.specs.get(TensorId(node.name))
     dtype = spec.dtype if spec is not None else "an unknown dtype"
     by_onednn = fused and (dtype not in _FUSED_OPS.get(node.op, ()) or fused not in _FUSED)
-    if by_onednn and meaning.kind is not Kind.OPAQUE:
-        return Meaning(Kind.OPAQUE, f"TensorFlow runs {node.op} of {dtype} and {', '.join(fused)} by oneDNN alone")
-    if node.op in _ASYNCHRONOUS and meaning.kind is Kind.CALL:
-        return Meaning(Kind.OPAQUE, f"TensorFlow's kernel of {node.op} is asynchronous")
-    if meaning.kind not in IN_KERNELS:
-        return meaning
+    if by_onednn and op_pattern.pattern is not OpPattern.OPAQUE:
+        return NodePattern(OpPattern.OPAQUE, Reason.ONEDNN_ONLY(op=node.op, dtype=dtype, fused=", ".join(fused)))
+    if node.op in _ASYNCHRONOUS and op_pattern.pattern is OpPattern.CALL:
+        return NodePattern(OpPattern.OPAQUE, Reason.ASYNCHRONOUS(op=node.op))
+    if op_pattern.pattern not in IN_KERNELS:
+        return op_pattern
     if node.op in _RAISES:
-        return called(graph, node, f"TensorFlow's kernel refuses {_RAISES[node.op]}")
-    if node.op in _JOINS and _joined(graph, node, meaning) > _MOST_JOINED:
-        copied = called(graph, node, "TensorFlow's kernel joins by copies")
-        return copied if copied.kind is Kind.CALL else meaning
-    return meaning
+        return called(graph, node, Reason.RAISES(what=_RAISES[node.op]))
+    if node.op in _JOINS and _joined(graph, node, op_pattern) > _MOST_JOINED:
+        copied = called(graph, node, Reason.JOINS())
+        return copied if copied.pattern is OpPattern.CALL else op_pattern
+    return op_pattern
 
 
-def _joined(graph: Graph, node: Node, meaning: Meaning) -> int:
+def _joined(graph: Graph, node: Node, op_pattern: NodePattern) -> int:
     """How many numbers of its parts a kernel would compute; 0 where sizes are not known."""
     sizes = graph.specs[TensorId(node.name)].sizes
-    return prod(sizes) * len(meaning.operands) if sizes is not None else 0
+    return prod(sizes) * len(op_pattern.operands) if sizes is not None else 0
 
 
 def within(
-    device: Capabilities, graph: Graph, known: Mapping[str, Meaning], fetched: Collection[str] = ()
-) -> dict[str, Meaning]:
-    """The meanings of a graph's nodes, less what the device cannot do; somebody asks for the outputs of `fetched`."""
+    device: Capabilities, graph: Graph, known: Mapping[str, NodePattern], fetched: Collection[str] = ()
+) -> dict[str, NodePattern]:
+    """The patterns of a graph's nodes, less what the device cannot do; the outputs of `fetched` are results."""
     found = {}
-    for name, meaning in known.items():
-        reason = "" if meaning.kind in (Kind.OPAQUE, Kind.CONSTANT) else _refusal(device, graph, graph[name], meaning)
-        found[name] = Meaning(Kind.OPAQUE, reason) if reason else meaning
-    pending = [name for name in found if found[name].kind not in (Kind.OPAQUE, Kind.CONSTANT)]
+    for name, op_pattern in known.items():
+        reason = (
+            None
+            if op_pattern.pattern in (OpPattern.OPAQUE, OpPattern.CONSTANT)
+            else _refusal(device, graph, graph[name], op_pattern)
+        )
+        found[name] = NodePattern(OpPattern.OPAQUE, reason) if reason else op_pattern
+    pending = [name for name in found if found[name].pattern not in (OpPattern.OPAQUE, OpPattern.CONSTANT)]
     while pending:
         node = graph[pending.pop()]
         reason = _read_on_host(device, graph, node, found, fetched)
-        if reason and found[node.name].kind is not Kind.OPAQUE:
-            found[node.name] = Meaning(Kind.OPAQUE, reason)
-            pending += [tensor.node for tensor in node.inputs if found[tensor.node].kind in IN_KERNELS]
+        if reason and found[node.name].pattern is not OpPattern.OPAQUE:
+            found[node.name] = NodePattern(OpPattern.OPAQUE, reason)
+            pending += [tensor.node for tensor in node.inputs if found[tensor.node].pattern in IN_KERNELS]
     return found
 
 
 def _read_on_host(
-    device: Capabilities, graph: Graph, node: Node, known: Mapping[str, Meaning], fetched: Collection[str]
-) -> str:
-    """Why what a node makes had better be made on the host, which would have to wait for it: somebody reads it there;
-    or ""."""
+    device: Capabilities, graph: Graph, node: Node, known: Mapping[str, NodePattern], fetched: Collection[str]
+) -> Refusal | None:
+    """Why what a node makes had better be made on the host, which would have to wait for it: an op reads it
+    there, or the caller does."""
     for tensor in graph.tensors(node):
         spec = graph.specs.get(tensor)
         if spec is None:
             continue
-        what = f"'{tensor}' of dtype {spec.dtype}, which on a GPU lies in the host's memory"
+        result = Reason.HOST_RESULT(tensor=tensor, dtype=spec.dtype)
         if spec.dtype == "bool" and _compared_on_host(device, graph, node):
             if node.name in fetched:
-                return f"{what}, and is a result"
+                return result
             for use in graph.uses(tensor):
                 if (graph[use.node].op, use.index) in device.decides:
-                    return f"{what} for '{use.node}'"
+                    return Reason.HOST_READ(tensor=tensor, dtype=spec.dtype, reader=use.node)
         if spec.dtype not in device.on_host:
             continue
         if node.name in fetched:
-            return f"{what}, and is a result"
+            return result
         for use in graph.uses(tensor):
             reader = known[use.node]
-            if reader.kind is not Kind.OPAQUE and use.index in reader.operands:
+            if reader.pattern is not OpPattern.OPAQUE and use.index in reader.operands:
                 continue
             if (graph[use.node].op, use.index) not in device.reads:
-                return f"{what} for '{use.node}'"
-    return ""
+                return Reason.HOST_READ(tensor=tensor, dtype=spec.dtype, reader=use.node)
+    return None
 
 
 def _compared_on_host(device: Capabilities, graph: Graph, node: Node) -> bool:
@@ -170,22 +175,22 @@ def _compared_on_host(device: Capabilities, graph: Graph, node: Node) -> bool:
     return bool(specs) and all(spec is not None and spec.dtype in device.on_host for spec in specs)
 
 
-def _refusal(device: Capabilities, graph: Graph, node: Node, meaning: Meaning) -> str:
-    numbers = [*(node.inputs[place] for place in meaning.operands), *graph.tensors(node)]
-    held = numbers if meaning.writes else graph.tensors(node) if meaning.reads else ()
+def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePattern) -> Refusal | None:
+    numbers = [*(node.inputs[place] for place in op_pattern.operands), *graph.tensors(node)]
+    held = numbers if op_pattern.writes else graph.tensors(node) if op_pattern.reads else ()
     for tensor in held:
         spec = graph.specs.get(tensor)
         if spec is not None and spec.dtype in device.on_host:
-            return f"a variable of dtype {spec.dtype}, which lies in the host's memory on a GPU"
-    if meaning.kind is Kind.CALL:
-        return meaning.reason
-    if meaning.kind not in (Kind.PRODUCT, Kind.BATCHED_PRODUCT):
-        return ""
+            return Reason.HOST_VARIABLE(dtype=spec.dtype)
+    if op_pattern.pattern is OpPattern.CALL:
+        return op_pattern.reason
+    if op_pattern.pattern not in (OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT):
+        return None
     if node.op not in device.products:
-        return f"regions on a GPU call no {node.op}"
+        return Reason.NO_PRODUCT(op=node.op)
     dtypes = {spec.dtype for tensor in numbers if (spec := graph.specs.get(tensor)) is not None}
     if len(dtypes) != 1 or not dtypes <= device.multiplied:
-        return f"regions on a GPU multiply no {' and '.join(sorted(dtypes))}"
+        return Reason.NO_PRODUCT_OF(dtypes=" and ".join(sorted(dtypes)))
     if node.op == "_FusedMatMul" and texts(node.attrs.get("fused_ops")) not in device.fused:
-        return f"regions on a GPU call no {node.op} of {', '.join(texts(node.attrs.get('fused_ops')))}"
-    return ""
+        return Reason.NO_FUSED_PRODUCT(op=node.op, fused=", ".join(texts(node.attrs.get("fused_ops"))))
+    return None

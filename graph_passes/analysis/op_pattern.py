@@ -7,57 +7,66 @@ from dataclasses import dataclass
 from custom_ops.expr.program import DTYPES
 from custom_ops.fusion.check import VALUE_DTYPES
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.graph.ops import DRAWS, IDENTITIES, SHAPED_BY_SHAPES, is_update
-from graph_passes.lower.rule import IN_KERNELS, REDUCTIONS, Kind, Rule
+from graph_passes.graph.ops import (
+    DRAWS,
+    IDENTITIES,
+    IN_KERNELS,
+    PATTERN_OF_PRODUCT,
+    REDUCTIONS,
+    SHAPED_BY_SHAPES,
+    OpPattern,
+    is_update,
+)
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.rules import RULES
 from graph_passes.lower.shapes import variable_spec
+from graph_passes.refusals import Reason, Refusal
 
-__all__ = ["IN_KERNELS", "REDUCTIONS", "Kind", "Meaning", "called", "meaning", "meanings", "operands"]
+__all__ = ["IN_KERNELS", "REDUCTIONS", "NodePattern", "OpPattern", "called", "operands", "pattern_of", "patterns_of"]
 
-_PRODUCTS = frozenset({"MatMul", "_FusedMatMul", "TfmemMatMul"})
 _GIVEN = frozenset({"Placeholder", "_Arg"})
 # They may draw where they pool, though they are not marked as stateful; and their kernels give one number more of it
 # than their shape functions say.
 _POOLS_AT_RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
-_BATCHED_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedBatchMatMulV2", "Einsum"})
 
 
 @dataclass(frozen=True)
-class Meaning:
+class NodePattern:
     """Of one node.
 
     Attributes:
-        kind: what it does.
-        reason: why it can be no member of a kernel, where its kind is `CALL` or `OPAQUE`; else empty.
+        pattern: what it does.
+        reason: why it can be no member of a kernel, where its pattern is `CALL` or `OPAQUE`.
         operands: positions of the inputs whose numbers it reads. Others say only what it does (axes, shapes), are
             constants or known from shapes, and need not reach the region.
         reads, writes: positions of the inputs that are variables it reads and writes.
     """
 
-    kind: Kind
-    reason: str = ""
+    pattern: OpPattern
+    reason: Refusal | None = None
     operands: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
 
 
-def meanings(graph: Graph) -> dict[str, Meaning]:
-    """The meaning of every node of a graph as Grappler left it, whose `specs` are known."""
-    return {node.name: meaning(graph, node) for node in graph}
+def patterns_of(graph: Graph) -> dict[str, NodePattern]:
+    """The pattern of every node of a graph as Grappler left it, whose `specs` are known."""
+    return {node.name: pattern_of(graph, node) for node in graph}
 
 
-def meaning(graph: Graph, node: Node) -> Meaning:
-    """The meaning of one node."""
+def pattern_of(graph: Graph, node: Node) -> NodePattern:
+    """The pattern of one node."""
     everything = tuple(range(len(node.inputs)))
-    if node.op in _PRODUCTS | _BATCHED_PRODUCTS:
-        kind = Kind.PRODUCT if node.op in _PRODUCTS else Kind.BATCHED_PRODUCT
+    if node.op in PATTERN_OF_PRODUCT:
         problem = _problem(graph, [*node.inputs, *graph.tensors(node)])
-        return Meaning(Kind.OPAQUE, problem) if problem else Meaning(kind, operands=everything)
+        if problem:
+            return NodePattern(OpPattern.OPAQUE, problem)
+        return NodePattern(PATTERN_OF_PRODUCT[node.op], operands=everything)
     rule = RULES.get(node.op)
     if node.op in _GIVEN:
-        return Meaning(Kind.OPAQUE, "an argument")
+        return NodePattern(OpPattern.OPAQUE, Reason.ARGUMENT())
     if rule is None:
-        return called(graph, node, f"no rule for {node.op}")
+        return called(graph, node, Reason.NO_RULE(op=node.op))
     read = everything[slice(*rule.operands)]
     made = list(graph.tensors(node))[: rule.outputs]
     given = [] if rule.states else [node.inputs[place] for place in read]
@@ -65,64 +74,68 @@ def meaning(graph: Graph, node: Node) -> Meaning:
     problem = problem or rule.refusal(graph, node) or _view_problem(graph, node, rule)
     if problem:
         return called(graph, node, problem)
-    kind = rule.kind_of(graph, node)
-    return _variable(graph, node, Meaning(kind, "", read, rule.reads, rule.writes))
+    kind = rule.pattern_of(graph, node)
+    return _variable(graph, node, NodePattern(kind, None, read, rule.reads, rule.writes))
 
 
 def operands(graph: Graph, node: Node) -> list[TensorId]:
     """The tensors whose numbers `node` reads."""
-    return [node.inputs[place] for place in meaning(graph, node).operands]
+    return [node.inputs[place] for place in pattern_of(graph, node).operands]
 
 
-def _variable(graph: Graph, node: Node, found: Meaning) -> Meaning:
+def _variable(graph: Graph, node: Node, found: NodePattern) -> NodePattern:
     """`found`, unless a variable of it cannot be read."""
     for place in (*found.reads, *found.writes):
-        problem = _spec_problem(variable_spec(graph, node.name, place), "a variable")
+        problem = _spec_problem(variable_spec(graph, node.name, place), None)
         if problem:
-            return Meaning(Kind.OPAQUE, problem)
+            return NodePattern(OpPattern.OPAQUE, problem)
     return found
 
 
-def _problem(graph: Graph, tensors: list[TensorId]) -> str:
-    """Why no program holds these tensors, or ""."""
-    return next(filter(None, (_spec_problem(graph.specs.get(tensor), f"'{tensor}'") for tensor in tensors)), "")
+def _problem(graph: Graph, tensors: list[TensorId]) -> Refusal | None:
+    """Why no program holds these tensors, if none does."""
+    return next(filter(None, (_spec_problem(graph.specs.get(tensor), tensor) for tensor in tensors)), None)
 
 
-def _spec_problem(spec: TensorSpec | None, what: str) -> str:
+def _spec_problem(spec: TensorSpec | None, tensor: TensorId | None) -> Refusal | None:
+    """What is wrong with a tensor; None: with a variable."""
     if spec is None or spec.shape is None:
-        return f"{what} of unknown rank"
+        return Reason.VARIABLE_RANK() if tensor is None else Reason.RANK(tensor=tensor)
     if spec.dtype not in DTYPES:
-        return f"{what} of dtype {spec.dtype}"
-    return f"{what} without elements" if 0 in spec.shape else ""
+        dtype = spec.dtype
+        return Reason.VARIABLE_DTYPE(dtype=dtype) if tensor is None else Reason.DTYPE(tensor=tensor, dtype=dtype)
+    if 0 in spec.shape:
+        return Reason.VARIABLE_EMPTY() if tensor is None else Reason.EMPTY(tensor=tensor)
+    return None
 
 
-def _view_problem(graph: Graph, node: Node, rule: Rule) -> str:
-    """Why a view cannot be a step by itself, which the one in a kernel's place might be; or ""."""
-    if rule.kind is not Kind.VIEW or node.op in IDENTITIES:
-        return ""
+def _view_problem(graph: Graph, node: Node, rule: Rule) -> Refusal | None:
+    """Why a view cannot be a step by itself, which the one in a kernel's place might be."""
+    if rule.pattern is not OpPattern.VIEW or node.op in IDENTITIES:
+        return None
     unknown = (graph.specs[TensorId(node.name)].shape or ()).count(None)
-    return "" if unknown <= 1 else f"{node.op} to a shape of which {unknown} sizes are unknown"
+    return None if unknown <= 1 else Reason.VIEW_SIZES(op=node.op, count=unknown)
 
 
-def called(graph: Graph, node: Node, problem: str) -> Meaning:
-    """The meaning of a node that TensorFlow's own kernel runs, for a reason: inside of a region if it has no state and
+def called(graph: Graph, node: Node, problem: Refusal) -> NodePattern:
+    """The pattern of a node that TensorFlow's own kernel runs, for a reason: inside of a region if it has no state and
     its tensors are numbers."""
     if node.op in DRAWS:
-        return Meaning(Kind.OPAQUE, "a stateful random op")
+        return NodePattern(OpPattern.OPAQUE, Reason.RANDOM())
     if node.op in _POOLS_AT_RANDOM:
-        return Meaning(Kind.OPAQUE, f"{node.op} gives other shapes than its op says")
+        return NodePattern(OpPattern.OPAQUE, Reason.RANDOM_POOL(op=node.op))
     if is_update(node.op):
-        return Meaning(Kind.OPAQUE, f"an update without a rule: {problem}")
+        return NodePattern(OpPattern.OPAQUE, Reason.UPDATE_WITHOUT_RULE(because=problem))
     if node.stateful:
-        return Meaning(Kind.OPAQUE, f"a stateful op: {node.op}")
+        return NodePattern(OpPattern.OPAQUE, Reason.STATEFUL(op=node.op))
     tensors = [*node.inputs, *graph.tensors(node)]
     specs = [graph.specs.get(tensor) for tensor in tensors]
     fixed = all(spec is not None and spec.dtype in VALUE_DTYPES and spec.shape is not None for spec in specs)
     if not fixed or not node.inputs or not node.outputs or _calls_functions(node):
-        return Meaning(Kind.OPAQUE, problem)
+        return NodePattern(OpPattern.OPAQUE, problem)
     if node.op not in SHAPED_BY_SHAPES and any(graph.specs[tensor].sizes is None for tensor in graph.tensors(node)):
-        return Meaning(Kind.OPAQUE, f"{problem}, and sizes of what {node.op} makes may depend on numbers")
-    return Meaning(Kind.CALL, problem, tuple(range(len(node.inputs))))
+        return NodePattern(OpPattern.OPAQUE, Reason.SIZED_BY_DATA(because=problem, op=node.op))
+    return NodePattern(OpPattern.CALL, problem, tuple(range(len(node.inputs))))
 
 
 def _calls_functions(node: Node) -> bool:

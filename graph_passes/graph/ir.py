@@ -198,6 +198,10 @@ class Graph:
         """An equal graph that can be edited on its own; attribute values are shared."""
         return Graph((node.copy() for node in self), self.specs, self.constants, self.functions)
 
+    def working_copy(self) -> WorkingCopy:
+        """A copy that a plan makes to think on. It belongs to the plan: no pass but that one sees it."""
+        return WorkingCopy((node.copy() for node in self), self.specs, self.constants, self.functions)
+
     def _require(self, name: str, reader: str) -> None:
         if name not in self.nodes:
             raise GraphError(f"node '{reader}' reads '{name}', which is not in the graph")
@@ -323,7 +327,7 @@ class Graph:
             for tensor in self.tensors(self[name]):
                 for use in self.uses(tensor):
                     if use.node not in gone:
-                        raise GraphError(f"'{name}' cannot go: '{use.node}' reads it")
+                        raise GraphError(f"cannot remove node '{name}': its output is still used by '{use.node}'")
         for name in gone:
             node = self.nodes.pop(name)
             for index, tensor in enumerate(node.inputs):
@@ -339,6 +343,10 @@ class Graph:
             for waiting in self._controlled.pop(name, ()):
                 if waiting in self.nodes:
                     self.nodes[waiting].control.remove(name)
+
+
+class WorkingCopy(Graph):
+    """A graph that a plan made and that nothing else may edit. A plan's rewrites may be made of it."""
 
 
 def integer(value: Any) -> int:

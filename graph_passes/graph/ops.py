@@ -4,12 +4,56 @@ memory of its own."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from enum import Enum
 from typing import Any
 
 from graph_passes.graph.ir import Graph, Node, TensorId
 
+
+class OpPattern(Enum):
+    """How an op computes, for every pass that asks what an op is like (TVM's word, `OpPatternKind`).
+
+    The reductions are told apart by which dimensions they sum up, as FusionStitching does (arXiv 1911.11576): the
+    innermost ones, the outermost ones, or all; `REDUCTION` is any other choice. An op that holds several reductions (a
+    softmax, a batch norm) counts as what it reduces over.
+    """
+
+    CONSTANT = "constant"  # the same number everywhere, written into programs
+    ELEMENTWISE = "elementwise"
+    LAYOUT = "layout"  # each element is one of an input's, at a place that is known: broadcast, transpose, slice
+    ROW_REDUCTION = "row reduction"
+    COLUMN_REDUCTION = "column reduction"
+    SCALAR_REDUCTION = "scalar reduction"
+    REDUCTION = "reduction"
+    GATHER = "gather"
+    UPDATE = "update"  # gives variables values: arithmetic in a kernel, then an `Assign`
+    VIEW = "view"  # the same numbers in another shape: a step of its own, or a member of a kernel
+    READ = "read"  # the value of a variable: a step of its own, or, after an update of it, a member of a kernel
+    PRODUCT = "product"
+    BATCHED_PRODUCT = "batched product"
+    CALL = "call"  # no rule, but TensorFlow's own kernel can run it inside of a region on a CPU
+    OPAQUE = "opaque"  # stays outside
+
+
+REDUCTIONS = frozenset(
+    {OpPattern.ROW_REDUCTION, OpPattern.COLUMN_REDUCTION, OpPattern.SCALAR_REDUCTION, OpPattern.REDUCTION}
+)
+
+# Patterns of the ops that can be members of a kernel.
+IN_KERNELS = REDUCTIONS | {
+    OpPattern.CONSTANT,
+    OpPattern.ELEMENTWISE,
+    OpPattern.LAYOUT,
+    OpPattern.GATHER,
+    OpPattern.UPDATE,
+    OpPattern.VIEW,
+}
+
 # Output n is input n: the same value, shape and dtype.
 IDENTITIES = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"})
+
+# Loops as functions.
+LOOPS = frozenset({"While", "StatelessWhile"})
 
 # Output 0 is input 0's buffer under another name (and perhaps another shape).
 VIEWS = (IDENTITIES - {"IdentityN", "Snapshot"}) | frozenset(
@@ -95,18 +139,21 @@ CONVOLUTIONS = frozenset(
     }
 )
 
-MATRIX_PRODUCTS = frozenset(
-    {
-        "MatMul",
-        "BatchMatMul",
-        "BatchMatMulV2",
-        "BatchMatMulV3",
-        "_FusedMatMul",
-        "_MklFusedBatchMatMulV2",
-        "Einsum",
-        "TfmemMatMul",
-    }
-)
+# Ops that multiply matrices, and how.
+PATTERN_OF_PRODUCT = {
+    "MatMul": OpPattern.PRODUCT,
+    "_FusedMatMul": OpPattern.PRODUCT,
+    "TfmemMatMul": OpPattern.PRODUCT,
+    "BatchMatMul": OpPattern.BATCHED_PRODUCT,
+    "BatchMatMulV2": OpPattern.BATCHED_PRODUCT,
+    "BatchMatMulV3": OpPattern.BATCHED_PRODUCT,
+    "_FusedBatchMatMulV2": OpPattern.BATCHED_PRODUCT,
+    "Einsum": OpPattern.BATCHED_PRODUCT,
+}
+MATRIX_PRODUCTS = frozenset({*PATTERN_OF_PRODUCT, "_MklFusedBatchMatMulV2"})  # oneDNN's cannot be in a region
+
+# Convolutions of an input, before Grappler fuses anything into them.
+FORWARD_CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 
 # What a layer does with its weights.
 PRODUCTS = CONVOLUTIONS | MATRIX_PRODUCTS

@@ -8,10 +8,12 @@ from collections.abc import Generator
 import numpy as np
 
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
 from graph_passes.lower.reductions import reduction_kind
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.writer import Demand, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 _WIDE = "float32"  # the dtype of statistics
 
@@ -114,18 +116,18 @@ def _gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.cast(w.shapes.dtype(x), w.apply("multiply", weight, rest))
 
 
-def _refusal(graph: Graph, node: Node) -> str:
+def _refusal(graph: Graph, node: Node) -> Refusal | None:
     if text(node.attrs.get("data_format")) not in ("", "NHWC", "NDHWC"):
-        return "a batch norm whose channels are not last"
+        return Reason.CHANNELS_FIRST()
     shape = graph.specs[node.inputs[1 if "Grad" in node.op else 0]].shape
     if shape is None or None in shape:
-        return "a batch norm of a size that is not known"
-    return ""
+        return Reason.BATCH_NORM_SIZE()
+    return None
 
 
-def _kind(graph: Graph, node: Node) -> Kind:
+def _kind(graph: Graph, node: Node) -> OpPattern:
     if not _is_training(node) and "Grad" not in node.op:
-        return Kind.ELEMENTWISE
+        return OpPattern.ELEMENTWISE
     shape = graph.specs[node.inputs[1 if "Grad" in node.op else 0]].shape or ()
     return reduction_kind(shape, range(len(shape) - 1))
 

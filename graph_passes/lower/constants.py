@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import number_of
 from graph_passes.lower.writer import Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 
 def _constant(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -15,8 +17,8 @@ def _constant(w: Writer, node: Node, output: int, at: Access) -> Steps:
     yield
 
 
-def _refusal(graph: Graph, node: Node) -> str:
-    return "" if number_of(graph, TensorId(node.name)) is not None else "a constant of several numbers"
+def _refusal(graph: Graph, node: Node) -> Refusal | None:
+    return None if number_of(graph, TensorId(node.name)) is not None else Reason.CONSTANTS()
 
 
 def _fill(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -24,8 +26,8 @@ def _fill(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 RULES = {
-    "Const": Rule(_constant, Kind.CONSTANT, (0, 0), _refusal),
-    "ZerosLike": Rule(_constant, Kind.CONSTANT, (0, 0)),
-    "OnesLike": Rule(_constant, Kind.CONSTANT, (0, 0)),
-    "Fill": Rule(_fill, Kind.LAYOUT, (1, 2)),
+    "Const": Rule(_constant, OpPattern.CONSTANT, (0, 0), _refusal),
+    "ZerosLike": Rule(_constant, OpPattern.CONSTANT, (0, 0)),
+    "OnesLike": Rule(_constant, OpPattern.CONSTANT, (0, 0)),
+    "Fill": Rule(_fill, OpPattern.LAYOUT, (1, 2)),
 }

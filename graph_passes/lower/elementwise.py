@@ -9,10 +9,12 @@ import numpy as np
 from custom_ops.expr.op import FLOATS
 from custom_ops.expr.table import TABLE
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text, texts
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule, Write, broadcast, elements
+from graph_passes.lower.rule import Rule, Write, broadcast, elements
 from graph_passes.lower.values import number_of
 from graph_passes.lower.writer import Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 _SAME = {name: op.name for op in TABLE.values() for name in op.tf_ops}
 HALVES = ("float16", "bfloat16")
@@ -57,10 +59,10 @@ def _extreme(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply(_SAME[node.op], *((y, x) if w.dtype(x) in HALVES else (x, y)))
 
 
-def _unsupported(graph: Graph, node: Node) -> str:
+def _unsupported(graph: Graph, node: Node) -> Refusal | None:
     name = _SAME.get(node.op) or _REVERSED[node.op]
     dtype = graph.specs[node.inputs[-1]].dtype
-    return "" if dtype in TABLE[name].dtypes else f"{node.op} of dtype {dtype}"
+    return None if dtype in TABLE[name].dtypes else Reason.OP_DTYPE(op=node.op, dtype=dtype)
 
 
 def _equal(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -76,8 +78,8 @@ def _cast(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.cast(w.shapes.dtype(TensorId(node.name)), x)
 
 
-def _truncates(graph: Graph, node: Node) -> str:
-    return "a cast that truncates" if boolean(node.attrs.get("Truncate")) else ""
+def _truncates(graph: Graph, node: Node) -> Refusal | None:
+    return Reason.TRUNCATING_CAST() if boolean(node.attrs.get("Truncate")) else None
 
 
 def _select(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -167,12 +169,12 @@ def _floor_division(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply("select", wrong, w.apply("subtract", truncated, w.like(x, 1)), truncated)
 
 
-def _floor_division_refusal(graph: Graph, node: Node) -> str:
+def _floor_division_refusal(graph: Graph, node: Node) -> Refusal | None:
     dtype = graph.specs[node.inputs[0]].dtype
     if dtype in FLOATS and node.op in ("FloorDiv", "Div"):
-        return ""
+        return None
     exact = dtype == "int32" and number_of(graph, node.inputs[1]) not in (None, 0)
-    return "" if exact else f"{node.op} of {dtype} by what is no constant"
+    return None if exact else Reason.DIVISION(op=node.op, dtype=dtype)
 
 
 def _division(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -196,28 +198,28 @@ def _composition(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return x
 
 
-def _composition_refusal(graph: Graph, node: Node) -> str:
+def _composition_refusal(graph: Graph, node: Node) -> Refusal | None:
     dtype = graph.specs[node.inputs[0]].dtype
     unknown = [
         name for name in texts(node.attrs["op_names"]) if name not in _SAME or dtype not in TABLE[_SAME[name]].dtypes
     ]
-    return f"a composition with {unknown[0]} of dtype {dtype}" if unknown else ""
+    return Reason.COMPOSITION(op=unknown[0], dtype=dtype) if unknown else None
 
 
 def _rule(write: Write) -> Rule:
-    return Rule(write, Kind.ELEMENTWISE)
+    return Rule(write, OpPattern.ELEMENTWISE)
 
 
-RULES = {name: Rule(_table, Kind.ELEMENTWISE, refusal=_unsupported) for name in (*_SAME, *_REVERSED)} | {
-    "Relu": Rule(_relu, Kind.ELEMENTWISE, refusal=_unsupported),
-    "Relu6": Rule(_relu, Kind.ELEMENTWISE, refusal=_unsupported),
-    "Maximum": Rule(_extreme, Kind.ELEMENTWISE, refusal=_unsupported),
-    "Minimum": Rule(_extreme, Kind.ELEMENTWISE, refusal=_unsupported),
-    "SquaredDifference": Rule(_squared_difference, Kind.ELEMENTWISE, refusal=_unsupported),
-    "Softsign": Rule(_softsign, Kind.ELEMENTWISE, refusal=_unsupported),
+RULES = {name: Rule(_table, OpPattern.ELEMENTWISE, refusal=_unsupported) for name in (*_SAME, *_REVERSED)} | {
+    "Relu": Rule(_relu, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "Relu6": Rule(_relu, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "Maximum": Rule(_extreme, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "Minimum": Rule(_extreme, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "SquaredDifference": Rule(_squared_difference, OpPattern.ELEMENTWISE, refusal=_unsupported),
+    "Softsign": Rule(_softsign, OpPattern.ELEMENTWISE, refusal=_unsupported),
     "Equal": _rule(_equal),
     "NotEqual": _rule(_equal),
-    "Cast": Rule(_cast, Kind.ELEMENTWISE, refusal=_truncates),
+    "Cast": Rule(_cast, OpPattern.ELEMENTWISE, refusal=_truncates),
     "Select": _rule(_select),
     "SelectV2": _rule(_select_v2),
     "AddN": _rule(_add_n),
@@ -229,10 +231,10 @@ RULES = {name: Rule(_table, Kind.ELEMENTWISE, refusal=_unsupported) for name in 
     "IsInf": _rule(_is_inf),
     "IsFinite": _rule(_is_finite),
     "LogicalXor": _rule(_logical_xor),
-    "Div": Rule(_division, Kind.ELEMENTWISE, refusal=_floor_division_refusal),
-    "FloorDiv": Rule(_floor_division, Kind.ELEMENTWISE, refusal=_floor_division_refusal),
-    "FloorMod": Rule(_floor_division, Kind.ELEMENTWISE, refusal=_floor_division_refusal),
-    "TruncateDiv": Rule(_floor_division, Kind.ELEMENTWISE, refusal=_floor_division_refusal),
+    "Div": Rule(_division, OpPattern.ELEMENTWISE, refusal=_floor_division_refusal),
+    "FloorDiv": Rule(_floor_division, OpPattern.ELEMENTWISE, refusal=_floor_division_refusal),
+    "FloorMod": Rule(_floor_division, OpPattern.ELEMENTWISE, refusal=_floor_division_refusal),
+    "TruncateDiv": Rule(_floor_division, OpPattern.ELEMENTWISE, refusal=_floor_division_refusal),
     "Xlogy": _rule(_xlogy),
-    "_UnaryOpsComposition": Rule(_composition, Kind.ELEMENTWISE, refusal=_composition_refusal),
+    "_UnaryOpsComposition": Rule(_composition, OpPattern.ELEMENTWISE, refusal=_composition_refusal),
 }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, integer
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import integers
 from graph_passes.lower.writer import Held, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 
 def _gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -21,11 +23,11 @@ def _gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield params, (*at[:axis], Index(nodes=(index,)), *at[end:]))
 
 
-def _gather_refusal(graph: Graph, node: Node) -> str:
+def _gather_refusal(graph: Graph, node: Node) -> Refusal | None:
     if integer(node.attrs.get("batch_dims", 0)):
-        return "a gather with batch dimensions"
+        return Reason.GATHER_BATCH()
     known = node.op != "GatherV2" or integers(graph, node.inputs[2]) is not None
-    return "" if known else "the axis of a gather is no constant"
+    return None if known else Reason.GATHER_AXIS()
 
 
 def _gather_nd(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -38,9 +40,9 @@ def _gather_nd(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield params, (*places, *at[len(outer) :]))
 
 
-def _gather_nd_refusal(graph: Graph, node: Node) -> str:
+def _gather_nd_refusal(graph: Graph, node: Node) -> Refusal | None:
     shape = graph.specs[node.inputs[1]].shape
-    return "" if shape and shape[-1] is not None else "how many indices a gather takes is not known"
+    return None if shape and shape[-1] is not None else Reason.GATHER_INDICES()
 
 
 def _resource_gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -60,9 +62,9 @@ def _one_hot(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 RULES = {
-    "Gather": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal),
-    "GatherV2": Rule(_gather, Kind.GATHER, (0, 2), _gather_refusal),
-    "GatherNd": Rule(_gather_nd, Kind.GATHER, refusal=_gather_nd_refusal),
-    "ResourceGather": Rule(_resource_gather, Kind.GATHER, (1, 2), _gather_refusal, reads=(0,)),
-    "OneHot": Rule(_one_hot, Kind.LAYOUT, (0, 4)),
+    "Gather": Rule(_gather, OpPattern.GATHER, (0, 2), _gather_refusal),
+    "GatherV2": Rule(_gather, OpPattern.GATHER, (0, 2), _gather_refusal),
+    "GatherNd": Rule(_gather_nd, OpPattern.GATHER, refusal=_gather_nd_refusal),
+    "ResourceGather": Rule(_resource_gather, OpPattern.GATHER, (1, 2), _gather_refusal, reads=(0,)),
+    "OneHot": Rule(_one_hot, OpPattern.LAYOUT, (0, 4)),
 }

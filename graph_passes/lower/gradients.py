@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 from custom_ops.expr.activations import SELU_ABOVE, SELU_BELOW
 from graph_passes.graph.ir import Node, floating
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule, elements
+from graph_passes.lower.rule import Rule, elements
 from graph_passes.lower.writer import Steps, Writer
 
 # Of a gradient and what the op made, or of a gradient and what the op read, in the order of the inputs.
@@ -21,7 +22,7 @@ def _rule(formula: _Formula) -> Rule:
         x, y = yield from elements(w, node, at, node.inputs)
         return formula(w, node, x, y)
 
-    return Rule(write, Kind.ELEMENTWISE)
+    return Rule(write, OpPattern.ELEMENTWISE)
 
 
 def _is_above(w: Writer, value: int, bound: float) -> int:

@@ -10,15 +10,15 @@ from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
 from custom_ops.fusion.region import Shape
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.graph.ops import passed
+from graph_passes.graph.ops import OpPattern, passed
 from graph_passes.lower.access import Access
 from graph_passes.lower.draft import program_of
 from graph_passes.lower.finish import drafted, finished
-from graph_passes.lower.rule import Kind
 from graph_passes.lower.rules import RULES
 from graph_passes.lower.shapes import Shapes
 from graph_passes.lower.values import number_of
 from graph_passes.lower.writer import Held, LoweringError, Steps, Value, Writer
+from graph_passes.refusals import Reason
 
 __all__ = ["Held", "LoweredKernel", "LoweringError", "Value", "lower_kernel", "require_kernel"]
 
@@ -68,7 +68,7 @@ def lower_kernel(
     try:
         found = finished(w, _written(w, inside, outputs, wanted))
     except ProgramError as error:
-        raise LoweringError(f"{', '.join(members[:3])}...: {error}") from error
+        raise LoweringError(Reason.PROGRAM(members=", ".join(members[:3]), detail=error)) from error
     return LoweredKernel(
         program=found.program,
         inputs=found.inputs,
@@ -104,7 +104,7 @@ def _written(
     for tensor in outputs:
         known = RULES[graph[tensor.node].op].outputs
         if known is not None and tensor.index >= known:
-            raise LoweringError(f"'{tensor}' is what TensorFlow's kernels tell each other, and is not computed here")
+            raise LoweringError(Reason.RESERVE_SPACE(tensor=tensor))
     results = {}
     for value in sorted(wanted, key=lambda value: -inside.place[value.node]):
         shown = source(graph, inside.place, value) if isinstance(value, TensorId) else value
@@ -119,7 +119,11 @@ def _static(shape: Sequence[int]) -> Shape:
 
 def source(graph: Graph, members: Collection[str], tensor: TensorId) -> TensorId:
     """The tensor that a tensor is a view of, through views among the members: the same numbers in another shape."""
-    while tensor.node in members and (node := graph[tensor.node]) and RULES[node.op].kind_of(graph, node) is Kind.VIEW:
+    while (
+        tensor.node in members
+        and (node := graph[tensor.node])
+        and RULES[node.op].pattern_of(graph, node) is OpPattern.VIEW
+    ):
         tensor = node.inputs[0]
     return tensor
 

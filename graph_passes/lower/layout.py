@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graph_passes.graph.ir import Graph, Node, TensorId, integer
-from graph_passes.graph.ops import IDENTITIES, checks_shape
+from graph_passes.graph.ops import IDENTITIES, OpPattern, checks_shape
 from graph_passes.lower import pick
 from graph_passes.lower.access import FIRST, Access, divided, reshaped, shifted
-from graph_passes.lower.rule import Kind, Rule, Write, broadcast
+from graph_passes.lower.rule import Rule, Write, broadcast
 from graph_passes.lower.slicing import taken
 from graph_passes.lower.values import constant, integers
 from graph_passes.lower.writer import LoweringError, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 
 def _same(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -25,7 +26,7 @@ def _reshape(w: Writer, node: Node, output: int, at: Access) -> Steps:
     if found is None and any(index.nodes for index in at) and min((*shape[1:], *source[1:]), default=0) >= 0:
         found = pick.reshaped(w, at, shape, source)
     if found is None:
-        raise LoweringError(f"'{node.name}': no sum over axes says where its elements are in what it reshapes")
+        raise LoweringError(Reason.RESHAPED.of(node))
     return (yield x, found)
 
 
@@ -42,12 +43,12 @@ def _transpose(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield node.inputs[0], tuple(found))
 
 
-def _transposes(graph: Graph, node: Node) -> Kind:
+def _transposes(graph: Graph, node: Node) -> OpPattern:
     """A view where only axes of one element change places, as when a sequence of one token is split into heads."""
     order, shape = integers(graph, node.inputs[1]) or [], graph.specs[TensorId(node.name)].shape or ()
     source = graph.specs[node.inputs[0]].shape or ()
     moved = [place % len(source) for place in order if source[place] != 1]
-    return Kind.VIEW if moved == sorted(moved) and shape.count(None) <= 1 else Kind.LAYOUT
+    return OpPattern.VIEW if moved == sorted(moved) and shape.count(None) <= 1 else OpPattern.LAYOUT
 
 
 def _slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -63,10 +64,10 @@ def _strided_slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield x, tuple(shifted(index, each.begin) for index, each in zip(moved, places, strict=True)))
 
 
-def _strided_slice_refusal(graph: Graph, node: Node) -> str:
+def _strided_slice_refusal(graph: Graph, node: Node) -> Refusal | None:
     shape = graph.specs[node.inputs[0]].shape or ()
     known = taken(graph, node, node.inputs[1:4], [-1 if size is None else size for size in shape])
-    return "" if known is not None else "a slice whose bounds are no constants"
+    return None if known is not None else Reason.SLICE_BOUNDS()
 
 
 def _strided_slice_gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -96,10 +97,10 @@ def _strided_slice_gradient(w: Writer, node: Node, output: int, at: Access) -> S
     return pick.where_all(w, inside, element, w.like(element, 0))
 
 
-def _gradient_refusal(graph: Graph, node: Node) -> str:
+def _gradient_refusal(graph: Graph, node: Node) -> Refusal | None:
     shape = graph.specs[TensorId(node.name)].shape or ()
     known = taken(graph, node, node.inputs[1:4], [-1 if size is None else size for size in shape])
-    return "" if known is not None else "the gradient of a slice whose bounds are no constants"
+    return None if known is not None else Reason.SLICE_GRADIENT()
 
 
 def _concat(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -126,21 +127,21 @@ def _unpack(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield x, (*at[:place], shifted(FIRST, output), *at[place:]))
 
 
-def _unpack_refusal(graph: Graph, node: Node) -> str:
+def _unpack_refusal(graph: Graph, node: Node) -> Refusal | None:
     shape = graph.specs[node.inputs[0]].shape
     place = integer(node.attrs.get("axis", 0))
-    return "" if shape and shape[place] is not None else "nothing tells before the step runs how many it unpacks"
+    return None if shape and shape[place] is not None else Reason.UNPACK_COUNT()
 
 
-def _ensure_refusal(graph: Graph, node: Node) -> str:
+def _ensure_refusal(graph: Graph, node: Node) -> Refusal | None:
     """A kernel asks nobody for a shape, so only TensorFlow's own refuses one."""
-    return "its shape is not known before the step runs" if checks_shape(graph, node) else ""
+    return Reason.CHECKED_SHAPE() if checks_shape(graph, node) else None
 
 
-def _squeeze_refusal(graph: Graph, node: Node) -> str:
+def _squeeze_refusal(graph: Graph, node: Node) -> Refusal | None:
     before, after = graph.specs[node.inputs[0]].shape, graph.specs[TensorId(node.name)].shape
     known = before is not None and after is not None and before.count(None) == after.count(None)
-    return "" if known else "it leaves out a dimension that may not be 1"
+    return None if known else Reason.SQUEEZED()
 
 
 def _split(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -176,7 +177,7 @@ def _tile(w: Writer, node: Node, output: int, at: Access) -> Steps:
     for index, size, wide in zip(at, w.shapes[x], w.shapes[TensorId(node.name)], strict=True):
         pair = (FIRST, FIRST if size == 1 else index) if size in (1, wide) else divided(index, size, w.sizes)
         if pair is None or (size < 0 and size != wide):
-            raise LoweringError(f"'{node.name}': no sum over axes says which elements it repeats")
+            raise LoweringError(Reason.REPEATED.of(node))
         found.append(pair[1])
     return (yield x, tuple(found))
 
@@ -199,9 +200,9 @@ def _range(w: Writer, node: Node, output: int, at: Access) -> Steps:
     yield
 
 
-def _range_refusal(graph: Graph, node: Node) -> str:
+def _range_refusal(graph: Graph, node: Node) -> Refusal | None:
     if graph.specs[TensorId(node.name)].dtype not in ("int32", "int64"):
-        return "a range of numbers that are no integers: TensorFlow adds them up"
+        return Reason.RANGE()
     return _constants(0, 2)(graph, node)
 
 
@@ -218,40 +219,40 @@ def _band_part(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return element
 
 
-def _constants(*places: int) -> pick.Refusal:
-    def refusal(graph: Graph, node: Node) -> str:
+def _constants(*places: int) -> Callable[[Graph, Node], Refusal | None]:
+    def refusal(graph: Graph, node: Node) -> Refusal | None:
         unknown = [place for place in places if constant(graph, node.inputs[place]) is None]
-        return f"input {unknown[0]} of {node.op} is no constant" if unknown else ""
+        return Reason.NOT_CONSTANT(place=unknown[0], op=node.op) if unknown else None
 
     return refusal
 
 
 def _layout(write: Write, *constant_inputs: int, operands: tuple[int, int | None] = (0, 1)) -> Rule:
-    return Rule(write, Kind.LAYOUT, operands, _constants(*constant_inputs))
+    return Rule(write, OpPattern.LAYOUT, operands, _constants(*constant_inputs))
 
 
 _VIEWS: Sequence[str] = sorted(IDENTITIES - {"IdentityN"})
 
-RULES = {name: Rule(_same, Kind.VIEW, (0, 1)) for name in _VIEWS} | {
-    "EnsureShape": Rule(_same, Kind.VIEW, (0, 1), _ensure_refusal),
-    "IdentityN": Rule(_same, Kind.LAYOUT),
-    "Reshape": Rule(_reshape, Kind.VIEW, (0, 1)),
-    "ExpandDims": Rule(_reshape, Kind.VIEW, (0, 1)),
-    "Squeeze": Rule(_reshape, Kind.VIEW, (0, 1), _squeeze_refusal),
+RULES = {name: Rule(_same, OpPattern.VIEW, (0, 1)) for name in _VIEWS} | {
+    "EnsureShape": Rule(_same, OpPattern.VIEW, (0, 1), _ensure_refusal),
+    "IdentityN": Rule(_same, OpPattern.LAYOUT),
+    "Reshape": Rule(_reshape, OpPattern.VIEW, (0, 1)),
+    "ExpandDims": Rule(_reshape, OpPattern.VIEW, (0, 1)),
+    "Squeeze": Rule(_reshape, OpPattern.VIEW, (0, 1), _squeeze_refusal),
     "BroadcastTo": _layout(_broadcast_to),
     "Transpose": Rule(_transpose, _transposes, (0, 1), _constants(1)),
     "Slice": _layout(_slice, 1),
-    "StridedSlice": Rule(_strided_slice, Kind.LAYOUT, (0, 1), _strided_slice_refusal),
-    "StridedSliceGrad": Rule(_strided_slice_gradient, Kind.LAYOUT, (4, 5), _gradient_refusal),
+    "StridedSlice": Rule(_strided_slice, OpPattern.LAYOUT, (0, 1), _strided_slice_refusal),
+    "StridedSliceGrad": Rule(_strided_slice_gradient, OpPattern.LAYOUT, (4, 5), _gradient_refusal),
     "ConcatV2": _layout(_concat, -1, operands=(0, -1)),
     "Pack": _layout(_pack, operands=(0, None)),
-    "Unpack": Rule(_unpack, Kind.LAYOUT, (0, 1), _unpack_refusal),
+    "Unpack": Rule(_unpack, OpPattern.LAYOUT, (0, 1), _unpack_refusal),
     "Split": _layout(_split, 0, operands=(1, 2)),
     "SplitV": _layout(_split, 2),
     "Pad": _layout(_pad, 1, operands=(0, 1)),
     "PadV2": _layout(_pad, 1, operands=(0, 3)),
-    "Tile": Rule(_tile, Kind.LAYOUT, (0, 1)),
+    "Tile": Rule(_tile, OpPattern.LAYOUT, (0, 1)),
     "ReverseV2": _layout(_reverse, 1),
-    "Range": Rule(_range, Kind.LAYOUT, (0, 0), _range_refusal),
+    "Range": Rule(_range, OpPattern.LAYOUT, (0, 0), _range_refusal),
     "MatrixBandPart": _layout(_band_part, 1, 2),
 }

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import accumulate
 from math import prod
-from typing import TypeAlias
 
 from custom_ops.expr.nodes import Index
 from custom_ops.expr.op import INTEGER_RANGES
-from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ir import Node, TensorId
 from graph_passes.lower.access import FIRST, Access, bounds, divided, scaled, shifted
 from graph_passes.lower.writer import Demand, LoweringError, Writer
-
-Refusal: TypeAlias = Callable[[Graph, Node], str]
+from graph_passes.refusals import Reason
 
 
 def require_known(node: Node, sizes: Sequence[int]) -> None:
     """Raise LoweringError if one of the sizes is not known."""
     if any(size < 0 for size in sizes):
-        raise LoweringError(f"'{node.name}': a size that is not known says where its elements come from")
+        raise LoweringError(Reason.PICKED.of(node))
 
 
 def range_of(w: Writer, node: Node, index: Index, size: int) -> tuple[int, int]:
@@ -121,7 +119,7 @@ def _divided(w: Writer, at: Sequence[Index], shape: Sequence[int], source: Seque
     flat: int | None = None
     largest = prod(max(size, 1) for size in source)
     if largest > INTEGER_RANGES["int32"][1]:
-        raise LoweringError(f"gathers from a reshape of {largest} elements, whose positions int32 does not hold")
+        raise LoweringError(Reason.GATHER_RANGE(count=largest))
     for place, index in enumerate(at):
         position = w.position(times(w, index, prod(shape[place + 1 :])))
         flat = position if flat is None else w.apply("add", flat, position)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.shapes import TRANSPOSES
 from graph_passes.lower.writer import LoweringError, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 _HALF_TYPES = ("float16", "bfloat16")
 _FUSED = {("BiasAdd",), ("BiasAdd", "Relu")}
@@ -55,19 +57,19 @@ def _batch(w: Writer, factor: TensorId, node: Node, batch: Sequence[Index]) -> l
     first, found = len(wide) - len(own), []
     for size, other, index in zip(own, wide[first:], batch[first:], strict=True):
         if size not in (other, 1) and (size < 0 or other >= 0):
-            raise LoweringError(f"nothing tells before the step runs whether '{factor}' is broadcast")
+            raise LoweringError(Reason.BROADCAST(tensor=factor))
         found.append(FIRST if size == 1 else index)
     return found
 
 
-def _fused_refusal(graph: Graph, node: Node) -> str:
+def _fused_refusal(graph: Graph, node: Node) -> Refusal | None:
     fused = texts(node.attrs.get("fused_ops"))
-    return "" if fused in _FUSED else f"{node.op} of {', '.join(fused)}"
+    return None if fused in _FUSED else Reason.FUSED_OPS(op=node.op, fused=", ".join(fused))
 
 
 RULES = {
-    "MatMul": Rule(_product, Kind.PRODUCT),
-    "_FusedMatMul": Rule(_product, Kind.PRODUCT, refusal=_fused_refusal),
-    "BatchMatMul": Rule(_product, Kind.BATCHED_PRODUCT),
-    "BatchMatMulV2": Rule(_product, Kind.BATCHED_PRODUCT),
+    "MatMul": Rule(_product, OpPattern.PRODUCT),
+    "_FusedMatMul": Rule(_product, OpPattern.PRODUCT, refusal=_fused_refusal),
+    "BatchMatMul": Rule(_product, OpPattern.BATCHED_PRODUCT),
+    "BatchMatMulV2": Rule(_product, OpPattern.BATCHED_PRODUCT),
 }

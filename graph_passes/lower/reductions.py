@@ -8,25 +8,27 @@ import numpy as np
 
 from custom_ops.expr.program import REDUCTIONS as PROGRAM_REDUCTIONS
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, text
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import integers
 from graph_passes.lower.writer import Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 _KINDS = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "product", "Any": "any", "All": "all"}
 
 
-def reduction_kind(shape: Sequence[int | None], dimensions: Sequence[int]) -> Kind:
+def reduction_kind(shape: Sequence[int | None], dimensions: Sequence[int]) -> OpPattern:
     """Which reduction it is over some dimensions of a shape; those of size 1 do not count."""
     wide = [place for place, size in enumerate(shape) if size != 1]
     over = [place for place in wide if place in dimensions]
     if not over:
-        return Kind.LAYOUT
+        return OpPattern.LAYOUT
     if over == wide:
-        return Kind.SCALAR_REDUCTION
+        return OpPattern.SCALAR_REDUCTION
     if over == wide[-len(over) :]:
-        return Kind.ROW_REDUCTION
-    return Kind.COLUMN_REDUCTION if over == wide[: len(over)] else Kind.REDUCTION
+        return OpPattern.ROW_REDUCTION
+    return OpPattern.COLUMN_REDUCTION if over == wide[: len(over)] else OpPattern.REDUCTION
 
 
 def _dimensions(graph: Graph, node: Node) -> list[int] | None:
@@ -38,15 +40,15 @@ def _dimensions(graph: Graph, node: Node) -> list[int] | None:
     return sorted({place % max(len(spec.shape), 1) for place in found} if spec.shape else ())
 
 
-def _kind(graph: Graph, node: Node) -> Kind:
+def _kind(graph: Graph, node: Node) -> OpPattern:
     return reduction_kind(graph.specs[node.inputs[0]].shape or (), _dimensions(graph, node) or ())
 
 
-def _refusal(graph: Graph, node: Node) -> str:
+def _refusal(graph: Graph, node: Node) -> Refusal | None:
     if _dimensions(graph, node) is None:
-        return "the dimensions to reduce are no constant"
+        return Reason.REDUCED_AXES()
     dtype = graph.specs[node.inputs[0]].dtype
-    return "" if dtype in PROGRAM_REDUCTIONS[_KINDS[node.op]] else f"{node.op} of dtype {dtype}"
+    return None if dtype in PROGRAM_REDUCTIONS[_KINDS[node.op]] else Reason.OP_DTYPE(op=node.op, dtype=dtype)
 
 
 def widened(at: Access, dimensions: Sequence[int], kept: bool) -> Access:
@@ -76,7 +78,7 @@ def _bias_gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.reduce("sum", element, axes)
 
 
-def _bias_gradient_kind(graph: Graph, node: Node) -> Kind:
+def _bias_gradient_kind(graph: Graph, node: Node) -> OpPattern:
     shape = graph.specs[node.inputs[0]].shape or ()
     channels = 1 if text(node.attrs.get("data_format")) == "NCHW" else len(shape) - 1
     return reduction_kind(shape, [place for place in range(len(shape)) if place != channels])
@@ -111,17 +113,17 @@ def _arg(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.reduce("min", w.apply("select", w.apply("equal", element, extreme), position, last), axes)
 
 
-def _arg_refusal(graph: Graph, node: Node) -> str:
+def _arg_refusal(graph: Graph, node: Node) -> Refusal | None:
     if graph.specs[node.inputs[0]].dtype not in ("float32", "float64", "int32", "int64"):
-        return f"{node.op} of dtype {graph.specs[node.inputs[0]].dtype}"
-    return "" if len(_dimensions(graph, node) or ()) == 1 else "the dimension to reduce is no constant"
+        return Reason.OP_DTYPE(op=node.op, dtype=graph.specs[node.inputs[0]].dtype)
+    return None if len(_dimensions(graph, node) or ()) == 1 else Reason.REDUCED_AXIS()
 
 
 _FIRST = (0, 1)
 
 RULES = {name: Rule(_reduce, _kind, _FIRST, _refusal) for name in _KINDS} | {
     "BiasAddGrad": Rule(_bias_gradient, _bias_gradient_kind, _FIRST),
-    "L2Loss": Rule(_l2_loss, Kind.SCALAR_REDUCTION, _FIRST),
+    "L2Loss": Rule(_l2_loss, OpPattern.SCALAR_REDUCTION, _FIRST),
     "ArgMax": Rule(_arg, _kind, _FIRST, _arg_refusal),
     "ArgMin": Rule(_arg, _kind, _FIRST, _arg_refusal),
 }

@@ -13,9 +13,11 @@ from math import prod
 from custom_ops.expr.nodes import Cast, Elementwise, Random, Reduce, arguments_of
 from custom_ops.expr.table import TABLE
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.writer import LoweringError, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 # Numbers that all results together look at: what a GPU does in about as long as the three kernels take in whose place
 # this is (zeros, atomic additions, and what reads the sum).
@@ -30,7 +32,7 @@ def _sum(w: Writer, node: Node, output: int, at: Access) -> Steps:
     own = yield ids, every
     element = yield data, (*every, *rest)
     if not _is_cheap(w, element):
-        raise LoweringError(f"'{data}' would be computed once more for each segment")
+        raise LoweringError(Reason.SEGMENTS_AGAIN(tensor=data))
     hit = w.apply("equal", own, w.position(segment, w.dtype(own)))
     axes = [axis for index in every for axis in w.axes_of(index)]
     return w.reduce("sum", w.apply("select", hit, element, w.like(element, 0)), axes)
@@ -49,14 +51,14 @@ def _is_cheap(w: Writer, place: int) -> bool:
     return work <= MOST_AGAIN
 
 
-def _refusal(graph: Graph, node: Node) -> str:
+def _refusal(graph: Graph, node: Node) -> Refusal | None:
     result, data, ids = (graph.specs[t] for t in (TensorId(node.name), *node.inputs[:2]))
     if result.sizes is None or data.sizes is None or ids.sizes is None:
-        return "how many numbers a sum of segments looks at is not known"
+        return Reason.SEGMENTS_UNKNOWN()
     looked_at = prod(result.sizes) * prod(ids.sizes)
     if looked_at > MOST_LOOKED_AT:
-        return f"a sum of segments that looks at {looked_at:,} numbers"
-    return "" if data.dtype != "bool" else "a sum of segments of bool"
+        return Reason.SEGMENTS(count=f"{looked_at:,}")
+    return None if data.dtype != "bool" else Reason.SEGMENTS_BOOL()
 
 
-RULES = {"UnsortedSegmentSum": Rule(_sum, Kind.REDUCTION, (0, 2), _refusal)}
+RULES = {"UnsortedSegmentSum": Rule(_sum, OpPattern.REDUCTION, (0, 2), _refusal)}

@@ -9,10 +9,12 @@ import numpy as np
 
 from custom_ops.expr.reference import HALF_TYPES
 from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
 from graph_passes.lower.reductions import reduction_kind
-from graph_passes.lower.rule import Kind, Rule, broadcast
+from graph_passes.lower.rule import Rule, broadcast
 from graph_passes.lower.writer import Demand, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 
 def _shifted(
@@ -40,7 +42,7 @@ def _softmax(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.cast(dtype, result)
 
 
-def _row_kind(graph: Graph, node: Node) -> Kind:
+def _row_kind(graph: Graph, node: Node) -> OpPattern:
     shape = graph.specs[node.inputs[0]].shape or ()
     return reduction_kind(shape, (len(shape) - 1,))
 
@@ -82,14 +84,14 @@ def _sparse_cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Ste
     return w.apply("select", known, result, w.like(result, np.nan))
 
 
-def _known_classes(graph: Graph, node: Node) -> str:
+def _known_classes(graph: Graph, node: Node) -> Refusal | None:
     shape = graph.specs[node.inputs[0]].shape
-    return "" if shape and shape[-1] is not None else "a number of classes that is not known"
+    return None if shape and shape[-1] is not None else Reason.CLASSES()
 
 
 RULES = {
     "Softmax": Rule(_softmax, _row_kind),
     "LogSoftmax": Rule(_softmax, _row_kind),
-    "SoftmaxCrossEntropyWithLogits": Rule(_cross_entropy, Kind.ROW_REDUCTION),
-    "SparseSoftmaxCrossEntropyWithLogits": Rule(_sparse_cross_entropy, Kind.ROW_REDUCTION, refusal=_known_classes),
+    "SoftmaxCrossEntropyWithLogits": Rule(_cross_entropy, OpPattern.ROW_REDUCTION),
+    "SparseSoftmaxCrossEntropyWithLogits": Rule(_sparse_cross_entropy, OpPattern.ROW_REDUCTION, refusal=_known_classes),
 }

@@ -10,11 +10,12 @@ from math import prod
 from custom_ops.expr.op import FLOATS, INTEGERS
 from custom_ops.expr.program import STATE
 from graph_passes.graph.ir import Graph, Node, TensorId
-from graph_passes.graph.ops import passed
+from graph_passes.graph.ops import OpPattern, passed
 from graph_passes.lower.access import FIRST, Access, added, scaled
-from graph_passes.lower.rule import Kind, Rule
+from graph_passes.lower.rule import Rule
 from graph_passes.lower.values import integers
 from graph_passes.lower.writer import LoweringError, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 _DTYPES = {"StatelessRandomUniformV2": FLOATS, "StatelessRandomUniformFullIntV2": INTEGERS}
 _KEY, _COUNTER, _ALGORITHM = 1, 2, 3
@@ -29,26 +30,26 @@ def _draw(w: Writer, node: Node, output: int, at: Access) -> Steps:
     for place, index in enumerate(at):
         part = scaled(index, prod(shape[place + 1 :]))
         if part is None or index.nodes:
-            raise LoweringError(f"'{tensor}' is read where another tensor says")
+            raise LoweringError(Reason.GATHER_AGAIN(tensor=tensor))
         number = added(number, part, w.sizes)
     return w.random(w.shapes.dtype(tensor), node.inputs[_KEY], node.inputs[_COUNTER], number)
     yield  # a generator, as rules are, that needs nothing
 
 
-def _refusal(graph: Graph, node: Node) -> str:
+def _refusal(graph: Graph, node: Node) -> Refusal | None:
     tensor = TensorId(node.name)
     spec = graph.specs[tensor]
     if spec.dtype not in _DTYPES[node.op]:
-        return f"{node.op} of dtype {spec.dtype}"
+        return Reason.OP_DTYPE(op=node.op, dtype=spec.dtype)
     if None in (spec.shape or ())[1:]:
-        return f"the place of a number of '{tensor}' depends on sizes that are not known"
+        return Reason.RANDOM_PLACE(tensor=tensor)
     for place, shape in ((_KEY, (1,)), (_COUNTER, (2,))):
         state = graph.specs.get(node.inputs[place])
         if state is None or (state.dtype, state.shape) != (STATE, shape):
-            return f"'{node.inputs[place]}' is no state of Philox: expected {STATE} of shape {list(shape)}"
+            return Reason.RANDOM_STATE(tensor=node.inputs[place], dtype=STATE, shape=list(shape))
     algorithm = passed(graph, node.inputs[_ALGORITHM])
     known = integers(graph, algorithm) in _PHILOX or graph[algorithm.node].op in _CHOOSES
-    return "" if known else "the algorithm of a stateless random op is not known to be Philox"
+    return None if known else Reason.RANDOM_ALGORITHM()
 
 
-RULES = {name: Rule(_draw, Kind.ELEMENTWISE, (_KEY, _ALGORITHM), _refusal, states=True) for name in _DTYPES}
+RULES = {name: Rule(_draw, OpPattern.ELEMENTWISE, (_KEY, _ALGORITHM), _refusal, states=True) for name in _DTYPES}

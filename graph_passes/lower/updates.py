@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from graph_passes.graph.ir import Graph, Node, boolean
+from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.rule import Kind, Rule, Write
+from graph_passes.lower.rule import Rule, Write
 from graph_passes.lower.shapes import variable_spec
 from graph_passes.lower.writer import Demand, Held, Steps, Writer
+from graph_passes.refusals import Reason, Refusal
 
 
 def _read(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -121,26 +123,26 @@ def _rest(node: Node, at: Access, first: int, scalars: range | tuple[int, ...]) 
     return found
 
 
-def _refusal(graph: Graph, node: Node) -> str:
+def _refusal(graph: Graph, node: Node) -> Refusal | None:
     """All that are not scalars have to have the variable's shape and dtype, which a rule takes for granted."""
     spec = variable_spec(graph, node.name, 0)
     if spec is None or spec.shape is None:
-        return "a variable of unknown shape"
+        return Reason.VARIABLE_SHAPE()
     for tensor in node.inputs:
         given = graph.specs[tensor]
         given = given.behind or given
         if given.dtype != spec.dtype or given.shape not in (spec.shape, ()):
-            return f"'{tensor}' ({given.dtype} {given.shape}) has not the type of the variable"
-    return ""
+            return Reason.VARIABLE_TYPE(tensor=tensor, dtype=given.dtype, shape=given.shape)
+    return None
 
 
 def _update(write: Write, variables: int, reads: bool = True) -> Rule:
     places = tuple(range(variables))
-    return Rule(write, Kind.UPDATE, (variables, None), _refusal, places if reads else (), places)
+    return Rule(write, OpPattern.UPDATE, (variables, None), _refusal, places if reads else (), places)
 
 
 RULES = {
-    "ReadVariableOp": Rule(_read, Kind.READ, (0, 0), reads=(0,)),
+    "ReadVariableOp": Rule(_read, OpPattern.READ, (0, 0), reads=(0,)),
     "AssignVariableOp": _update(_assign, 1, reads=False),
     "AssignAddVariableOp": _update(_assign, 1),
     "AssignSubVariableOp": _update(_assign, 1),

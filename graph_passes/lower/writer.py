@@ -23,10 +23,19 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.access import FIRST, Access, along, bounds
 from graph_passes.lower.shapes import Shapes
+from graph_passes.refusals import Reason, Refusal
 
 
 class LoweringError(GraphError):
-    """These ops are no one program; the message says which of them and why."""
+    """These ops are no one program.
+
+    Attributes:
+        refusal: which of them, and why.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
 
 
 @dataclass(frozen=True)
@@ -223,7 +232,7 @@ class Writer:
     def _require_range(dtype: str, low: float, high: float) -> None:
         least, most = INTEGER_RANGES[dtype]
         if not least <= low <= high <= most:
-            raise LoweringError(f"numbers from {low} to {high}, which {dtype} does not hold")
+            raise LoweringError(Reason.NUMBERS(low=low, high=high, dtype=dtype))
 
     def quotient(self, place: int, divisor: int) -> int:
         """An integer divided by a number and rounded towards zero: exact below 2^31, positions below 2^53."""
@@ -245,7 +254,7 @@ class Writer:
         found = self._places.get(key)
         if found is None:
             if len(self.nodes) >= MOST_NODES:
-                raise LoweringError(f"more than {MOST_NODES} nodes: too much is computed again at another place")
+                raise LoweringError(Reason.NODES(count=MOST_NODES))
             found = self._places[key] = len(self.nodes)
             self.nodes.append(node)
             self._types.append((dtype, axes))

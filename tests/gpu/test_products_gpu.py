@@ -20,7 +20,7 @@ from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
 from custom_ops.matmul import kernels as matmul
 from graph_passes.passes.products.apply import MATMUL_OP
-from graph_passes.passes.recurrent.apply import RECURRENT_OP
+from graph_passes.passes.recurrent.match import RECURRENT_OP
 
 UNITS, STEPS, ROWS = 512, 30, 20  # with fewer units cuBLAS is faster
 

@@ -16,7 +16,7 @@ from tensorflow.python.framework import config as tf_config
 import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
-from graph_passes.passes.recurrent.apply import RECURRENT_OP
+from graph_passes.passes.recurrent.match import RECURRENT_OP
 from tfmem.kernels import recurrent as kernels
 
 INPUTS, STEPS, BATCH = 24, 40, 6

@@ -18,6 +18,7 @@ from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import plan_offload
 from graph_passes.passes.offload.thin import thinned
+from graph_passes.refusals import Reason
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -168,7 +169,7 @@ def behind_a_short_life(last: int) -> Timeline:
     """2 GiB that end soon, 1 GiB that stay, then `last` bytes."""
     steps = tuple(ScheduledOp(f"s{i}") for i in range(5))
     x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
-    y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
+    y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by=Reason.RETURNED())
     z = Buffer(TensorId("z"), last, 3, (4,))
     return Timeline(steps, (x, y, z), turn=2)
 
@@ -192,7 +193,7 @@ def test_an_op_that_cannot_have_its_workspace_does_not_keep_a_later_one_from_its
         ScheduledOp("s4"),
     )
     x = Buffer(TensorId("x"), 2 * GIB, 0, (2,))
-    y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by="the test")
+    y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by=Reason.RETURNED())
     timeline = Timeline(steps, (x, y), turn=2)
     assert without_workspace(timeline, (), room(8 * GIB)) == [2, 3]
     plan = plan_offload(timeline, Link(1.0, 1.0), 23 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))

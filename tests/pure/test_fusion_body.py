@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from graph_passes.analysis.op_pattern import IN_KERNELS
 from graph_passes.graph.ir import TensorId
-from graph_passes.passes.fuse.partition.body import Body, body
+from graph_passes.passes.fuse.partition.candidate import RegionCandidate, candidate_of
 from tests.fusion_graphs import Nodes
 
 
-def body_of(made: Nodes, members: list[str]) -> Body:
+def body_of(made: Nodes, members: list[str]) -> RegionCandidate:
     fetched = [TensorId(members[-1])]
-    return body(made.graph(), made.meanings, members, fetched, lambda name: made.meanings[name].kind in IN_KERNELS)
+    return candidate_of(
+        made.graph(), made.op_patterns, members, fetched, lambda name: made.op_patterns[name].pattern in IN_KERNELS
+    )
 
 
 def test_a_read_waits_for_the_update_before_it_by_an_edge_of_its_own():
@@ -22,7 +24,7 @@ def test_a_read_waits_for_the_update_before_it_by_an_edge_of_its_own():
     made.add("Read", w, name="read", control=["between"])
     found = body_of(made, ["update", "between", "read"])
     assert found.names == ("update", "between", "read")
-    assert found.apart == {(0, 2)}
+    assert found.incompatible == {(0, 2)}
     assert found.net.before == ((), (0,), (0, 1))
 
 

@@ -7,24 +7,25 @@ from typing import Any
 import pytest
 
 from graph_passes.analysis.device_support import CUDA, on_a_cpu, within
-from graph_passes.analysis.op_pattern import Kind, Meaning, meanings
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
+from graph_passes.refusals import Reason
 
 
 def kind_and_reason(
     op: str, dtype: str, inputs: int, shape: tuple[int, ...] = (4, 4), **attrs: Any
-) -> tuple[Kind, str]:
+) -> tuple[OpPattern, str]:
     """Of an op whose tensors are all alike."""
     names = [f"x{number}" for number in range(inputs)]
     given = [Node(name, "Placeholder", outputs=1) for name in names]
     node = Node("y", op, list(map(TensorId, names)), outputs=1, attrs={"T": DataType(dtype), **attrs})
     spec = TensorSpec(dtype, 4, shape)
     graph = Graph([*given, node], dict.fromkeys(map(TensorId, [*names, "y"]), spec))
-    found = within(CUDA, graph, meanings(graph))["y"]
-    return found.kind, found.reason
+    found = within(CUDA, graph, patterns_of(graph))["y"]
+    return found.pattern, str(found.reason or "")
 
 
-def counted(reader: str, index: int, fetched: bool = False) -> tuple[Kind, str]:
+def counted(reader: str, index: int, fetched: bool = False) -> tuple[OpPattern, str]:
     """Of a sum of int32 numbers that an op reads as input `index`."""
     given = [Node(name, "Placeholder", outputs=1) for name in ("i", "x")]
     total = Node("total", "AddV2", [TensorId("i"), TensorId("i")], outputs=1, attrs={"T": DataType("int32")})
@@ -34,18 +35,18 @@ def counted(reader: str, index: int, fetched: bool = False) -> tuple[Kind, str]:
     specs = {TensorId(name): TensorSpec("int32", 4, (4,)) for name in ("i", "total")}
     specs |= {TensorId(name): TensorSpec("float32", 4, (4,)) for name in ("x", "y")}
     graph = Graph([*given, total, node], specs)
-    found = within(CUDA, graph, meanings(graph), ["total"] if fetched else [])["total"]
-    return found.kind, found.reason
+    found = within(CUDA, graph, patterns_of(graph), ["total"] if fetched else [])["total"]
+    return found.pattern, str(found.reason or "")
 
 
 def test_int32_is_computed_on_the_gpu_where_nobody_reads_it_on_the_host() -> None:
-    assert kind_and_reason("AddV2", "int32", 2) == (Kind.ELEMENTWISE, "")
-    assert counted("SparseSoftmaxCrossEntropyWithLogits", 1) == (Kind.ELEMENTWISE, "")
-    assert counted("UnsortedSegmentSum", 1) == (Kind.ELEMENTWISE, "")  # outside, and reads it on the device
+    assert kind_and_reason("AddV2", "int32", 2) == (OpPattern.ELEMENTWISE, "")
+    assert counted("SparseSoftmaxCrossEntropyWithLogits", 1) == (OpPattern.ELEMENTWISE, "")
+    assert counted("UnsortedSegmentSum", 1) == (OpPattern.ELEMENTWISE, "")  # outside, and reads it on the device
     lies = "'total:0' of dtype int32, which on a GPU lies in the host's memory"
-    assert counted("Reshape", 1) == (Kind.OPAQUE, f"{lies} for 'y'")
-    assert counted("Bincount", 0) == (Kind.OPAQUE, f"{lies} for 'y'")
-    assert counted("AddV2", 1, fetched=True) == (Kind.OPAQUE, f"{lies}, and is a result")
+    assert counted("Reshape", 1) == (OpPattern.OPAQUE, f"{lies} for 'y'")
+    assert counted("Bincount", 0) == (OpPattern.OPAQUE, f"{lies} for 'y'")
+    assert counted("AddV2", 1, fetched=True) == (OpPattern.OPAQUE, f"{lies}, and is a result")
 
 
 def test_what_only_the_host_reads_is_computed_there_altogether() -> None:
@@ -55,8 +56,8 @@ def test_what_only_the_host_reads_is_computed_there_altogether() -> None:
         [Node("x", "Placeholder", outputs=1), *nodes],
         {TensorId(name): TensorSpec("int32", 4, (4,)) for name in ["x", *names]},
     )
-    found = within(CUDA, graph, meanings(graph), ["c"])
-    assert [found[name].kind for name in names] == [Kind.OPAQUE] * 3
+    found = within(CUDA, graph, patterns_of(graph), ["c"])
+    assert [found[name].pattern for name in names] == [OpPattern.OPAQUE] * 3
 
 
 @pytest.mark.parametrize(
@@ -79,32 +80,32 @@ def test_what_decides_is_compared_where_it_lies(
     specs = dict.fromkeys(map(TensorId, ("a", "b")), TensorSpec(dtype, 4, ()))
     specs |= dict.fromkeys(map(TensorId, ("less", "p", "y")), TensorSpec("bool", 1, ()))
     graph = Graph([*nodes, less, Node("y", reader, inputs, outputs=1)], specs)
-    found = within(CUDA, graph, meanings(graph), ["less"] if fetched else [])["less"]
-    assert (found.kind is Kind.OPAQUE) == stays, found
-    assert not stays or found.reason.startswith("'less:0' of dtype bool, which on a GPU lies in the host's memory")
+    found = within(CUDA, graph, patterns_of(graph), ["less"] if fetched else [])["less"]
+    assert (found.pattern is OpPattern.OPAQUE) == stays, found
+    assert not stays or str(found.reason).startswith("'less:0' of dtype bool, which on a GPU lies in the host's memory")
 
 
 def test_variables_of_int32_lie_on_the_host() -> None:
     read = Node("y", "ReadVariableOp", [TensorId("v")], outputs=1, attrs={"dtype": DataType("int32")})
     specs = {TensorId("v"): TensorSpec("resource", 8, ()), TensorId("y"): TensorSpec("int32", 4, (4,))}
     graph = Graph([Node("v", "Placeholder", outputs=1), read], specs)
-    known = meanings(graph) | {"y": Meaning(Kind.READ, reads=(0,))}
-    assert within(CUDA, graph, known)["y"].reason.startswith("a variable of dtype int32")
+    known = patterns_of(graph) | {"y": NodePattern(OpPattern.READ, reads=(0,))}
+    assert within(CUDA, graph, known)["y"].reason == Reason.HOST_VARIABLE(dtype="int32")
 
 
 @pytest.mark.parametrize("op", ["MatMul", "BatchMatMulV2"])
 def test_products_of_floats_are_called(op: str) -> None:
     kind, reason = kind_and_reason(op, "float32", 2)
-    assert kind in (Kind.PRODUCT, Kind.BATCHED_PRODUCT)
+    assert kind in (OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT)
     assert not reason
-    assert kind_and_reason(op, "int64", 2) == (Kind.OPAQUE, "regions on a GPU multiply no int64")
+    assert kind_and_reason(op, "int64", 2) == (OpPattern.OPAQUE, "regions on a GPU multiply no int64")
 
 
 def test_other_products_are_not() -> None:
-    assert kind_and_reason("Einsum", "float32", 2) == (Kind.OPAQUE, "regions on a GPU call no Einsum")
-    assert kind_and_reason("_FusedMatMul", "float32", 3, fused_ops=("BiasAdd", "Relu"))[0] is Kind.PRODUCT
+    assert kind_and_reason("Einsum", "float32", 2) == (OpPattern.OPAQUE, "regions on a GPU call no Einsum")
+    assert kind_and_reason("_FusedMatMul", "float32", 3, fused_ops=("BiasAdd", "Relu"))[0] is OpPattern.PRODUCT
     found = kind_and_reason("_FusedMatMul", "float32", 3, fused_ops=("BiasAdd", "Tanh"))
-    assert found == (Kind.OPAQUE, "regions on a GPU call no _FusedMatMul of BiasAdd, Tanh")
+    assert found == (OpPattern.OPAQUE, "regions on a GPU call no _FusedMatMul of BiasAdd, Tanh")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -130,10 +131,10 @@ def test_what_only_onednn_has_a_kernel_for_stays_outside_on_a_cpu(
     node = Node("y", op, [TensorId("x")], outputs=1, attrs={"T": DataType(dtype), "fused_ops": fused})
     spec = TensorSpec(dtype, 4, (4, 4))
     graph = Graph([Node("x", "Placeholder", outputs=1), node], dict.fromkeys(map(TensorId, ("x", "y")), spec))
-    found = on_a_cpu(graph, {"y": Meaning(Kind.CALL, "no rule")})["y"]
-    assert found.kind is (Kind.CALL if by_tensorflow else Kind.OPAQUE)
+    found = on_a_cpu(graph, {"y": NodePattern(OpPattern.CALL, "no rule")})["y"]
+    assert found.pattern is (OpPattern.CALL if by_tensorflow else OpPattern.OPAQUE)
     if not by_tensorflow:
-        assert found.reason == f"TensorFlow runs {op} of {dtype} and {', '.join(fused)} by oneDNN alone"
+        assert str(found.reason) == f"TensorFlow runs {op} of {dtype} and {', '.join(fused)} by oneDNN alone"
 
 
 @pytest.mark.parametrize(("op", "known"), [("Pack", True), ("ConcatV2", True), ("Pack", False)])
@@ -150,7 +151,9 @@ def test_much_is_joined_by_copies(op: str, known: bool, rows: int) -> None:
     whole = (rows, 4) if op == "ConcatV2" else (2, rows if known else None, 2)
     specs[TensorId("y")] = TensorSpec("float32", 4, whole)
     graph = Graph([*nodes, Node("y", op, list(map(TensorId, names)), outputs=1, attrs={"axis": 0})], specs)
-    given = {name: Meaning(Kind.OPAQUE) for name in names} | {"y": Meaning(Kind.LAYOUT, operands=(0, 1))}
+    given = {name: NodePattern(OpPattern.OPAQUE) for name in names} | {
+        "y": NodePattern(OpPattern.LAYOUT, operands=(0, 1))
+    }
     found = on_a_cpu(graph, given)["y"]
-    assert found.kind is (Kind.CALL if known and rows == 4096 else Kind.LAYOUT)
-    assert found.reason == ("TensorFlow's kernel joins by copies" if found.kind is Kind.CALL else "")
+    assert found.pattern is (OpPattern.CALL if known and rows == 4096 else OpPattern.LAYOUT)
+    assert found.reason == (Reason.JOINS() if found.pattern is OpPattern.CALL else None)

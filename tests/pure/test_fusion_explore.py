@@ -6,7 +6,7 @@ import pytest
 
 from graph_passes.analysis.op_pattern import IN_KERNELS
 from graph_passes.graph.ir import TensorId
-from graph_passes.passes.fuse.partition.body import body
+from graph_passes.passes.fuse.partition.candidate import candidate_of
 from graph_passes.passes.fuse.partition.explore import Exploration, exploratory
 from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 from tests.fusion_graphs import UNIT, Nodes
@@ -22,7 +22,9 @@ def explored(nodes: list[tuple[str, tuple[int, ...]]], limits: Exploration, *run
     for op, read in nodes:
         names.append(made.add(op, *(names[each] if each >= 0 else outside for each in read), size=3000))
     graph, fetched = made.graph(), [TensorId(names[-1])]
-    region = body(graph, made.meanings, names, fetched, lambda name: made.meanings[name].kind in IN_KERNELS)
+    region = candidate_of(
+        graph, made.op_patterns, names, fetched, lambda name: made.op_patterns[name].pattern in IN_KERNELS
+    )
     found = [Candidate(members, 1.0, ideal=1.0) for members in runs]
     return {candidate.members for candidate in exploratory(Scorer(region, UNIT), found, limits)}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from graph_passes.analysis.dependences import Dependences
 from graph_passes.passes.fuse.partition import ilp
 from graph_passes.passes.fuse.partition.ilp import Limits, choose
-from graph_passes.passes.fuse.partition.quotient_graph import Contraction
+from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.score import Candidate
 from tests.pure.test_fusion_runs import nets
 from tests.tiers import examples
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def cyclic(net, candidates, chosen):
-    return Contraction(net, [candidates[place].members for place in chosen]).order() is None
+    return QuotientGraph(net, [candidates[place].members for place in chosen]).order() is None
 
 
 @st.composite
@@ -156,7 +156,7 @@ def test_a_limit_of_nodes_is_no_error():
 
 
 def plans() -> str:
-    from graph_passes.passes.fuse.partition.partition import plan_fusion
+    from graph_passes.passes.fuse.partition.partition import partition_graph
     from tests.fusion_graphs import UNIT, Nodes
 
     made = Nodes()
@@ -168,7 +168,7 @@ def plans() -> str:
     value = made.add("Read", w)
     made.add("Update", w, xs[0], control=[value])
     made.add("Elementwise", value, xs[1])
-    return repr(plan_fusion(made.graph(), made.meanings, UNIT).regions)
+    return repr(partition_graph(made.graph(), made.op_patterns, UNIT).regions)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -7,7 +7,7 @@ import pytest
 
 from custom_ops.expr.text import to_text
 from custom_ops.fusion.region import Kernel, View
-from graph_passes.analysis.op_pattern import Kind, meaning
+from graph_passes.analysis.op_pattern import OpPattern, pattern_of
 from graph_passes.graph.ir import TensorId
 from graph_passes.lower.kernel import LoweredKernel, lower_kernel
 from graph_passes.lower.values import number_of
@@ -118,7 +118,10 @@ def test_tensors_of_one_number_read_nothing(op: str, number: int) -> None:
     b.add("same", op, ("x",), (4,))
     graph = b.graph()
     assert number_of(graph, TensorId("same")) == number
-    assert (meaning(graph, graph["same"]).kind, meaning(graph, graph["same"]).operands) == (Kind.CONSTANT, ())
+    assert (pattern_of(graph, graph["same"]).pattern, pattern_of(graph, graph["same"]).operands) == (
+        OpPattern.CONSTANT,
+        (),
+    )
 
 
 def test_what_is_packed_is_read_all() -> None:
@@ -126,11 +129,11 @@ def test_what_is_packed_is_read_all() -> None:
     names = [b.add(name, "Placeholder", (), (4,)) for name in "xyz"]
     b.add("pack", "Pack", names, (3, 4))
     graph = b.graph()
-    assert meaning(graph, graph["pack"]).operands == (0, 1, 2)
+    assert pattern_of(graph, graph["pack"]).operands == (0, 1, 2)
 
 
-@pytest.mark.parametrize(("known", "kind"), [(True, Kind.LAYOUT), (False, Kind.OPAQUE)])
-def test_paddings_are_constants(known: bool, kind: Kind) -> None:
+@pytest.mark.parametrize(("known", "kind"), [(True, OpPattern.LAYOUT), (False, OpPattern.OPAQUE)])
+def test_paddings_are_constants(known: bool, kind: OpPattern) -> None:
     b = Builder()
     b.add("x", "Placeholder", (), (4,))
     if known:
@@ -139,4 +142,4 @@ def test_paddings_are_constants(known: bool, kind: Kind) -> None:
         b.add("around", "Placeholder", (), (1, 2), dtype="int32")
     b.add("pad", "Pad", ("x", "around"), (6,) if known else (None,))
     graph = b.graph()
-    assert meaning(graph, graph["pad"]).kind is kind
+    assert pattern_of(graph, graph["pad"]).pattern is kind

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from custom_ops.jit.cublas import MatrixProduct
+from graph_passes.analysis.cost.kernels import Small
 from graph_passes.graph.ir import Graph, TensorId, TensorSpec, boolean
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import apply_rewrites
-from graph_passes.passes.fuse.partition.score import Small
-from graph_passes.passes.fuse.plan import Needs
-from graph_passes.passes.merge.plan import LEAST, Group, merging_rewrites, plan_merging
+from graph_passes.passes.merge.apply import merge_rewrites
+from graph_passes.passes.merge.plan import LEAST, Group, Needs, plan_merge
+from graph_passes.refusals import Reason
 from tests.float_graphs import Build, Given
 from tests.fusion_graphs import UNIT
 
@@ -32,12 +33,12 @@ NONE = Small(0, 0)
 
 
 def needs(beside: Any = apart_is_slower, small: Small | None = NONE, **other: Any) -> Needs:
-    return Needs(replace(UNIT, most=small), "", lambda _: b"", beside=beside, **other)
+    return Needs(replace(UNIT, most=small), beside, **other)
 
 
 def planned(b: Build, given: Needs | None = None) -> tuple[list[tuple[Group, ...]], Graph]:
-    plan, graph = plan_merging(Given(b.graph().copy()), given or needs())
-    apply_rewrites(merging_rewrites(plan, graph), graph)
+    plan, graph = plan_merge(Given(b.graph().copy()), given or needs())
+    apply_rewrites(merge_rewrites(plan, graph), graph)
     topological(graph)
     return list(plan.families), graph
 
@@ -240,7 +241,7 @@ def waited_for() -> Build:
         (forward(), needs(beside=None)),
         (forward(), needs(small=None)),
         (forward(), needs(small=Small(1 << 20, 1 << 20))),
-        (forward(), needs(roots=["out", "q"])),
+        (forward(), needs(whole=False)),
         (forward(), needs(beside=lambda forms: None)),
         (forward(), needs(beside=lambda forms: 1.0)),
         (unknown_rows(), needs()),
@@ -254,6 +255,23 @@ def test_others_stay(b: Build, given: Needs):
     families, graph = planned(b, given)
     assert families == []
     assert len(products(graph)) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (needs(beside=None), Reason.MERGE_UNTIMED),
+        (needs(small=None), Reason.MERGE_NO_BOUND),
+        (needs(whole=False), Reason.MERGE_PARTS),
+        (needs(beside=lambda forms: None), Reason.MERGE_UNMEASURED),
+        (needs(beside=lambda forms: 1.0), Reason.MERGE_NO_GAIN),
+    ],
+    ids=lambda value: value.name if isinstance(value, Reason) else "",
+)
+def test_why_products_are_not_merged(given: Needs, reason: Reason):
+    plan, _ = plan_merge(Given(forward().graph()), given)
+    assert [each.reason for each in plan.refusals] == [reason]
+    assert str(plan.refusals[0])
 
 
 @pytest.mark.parametrize(("more", "merged"), [(-1.0, 0), (1.0, 1)])

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, meanings
+from graph_passes.analysis.cost.kernels import Small
+from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
-from graph_passes.passes.fuse.partition.body import body
+from graph_passes.passes.fuse.partition.candidate import candidate_of
 from graph_passes.passes.fuse.partition.mixed import mixed_patterns
-from graph_passes.passes.fuse.partition.partition import PRODUCTS, FusionPlan, StepKind, plan_fusion, small_products
+from graph_passes.passes.fuse.partition.partition import PRODUCTS, Partition, StepKind, partition_graph, small_products
 from graph_passes.passes.fuse.partition.patterns import substitution
-from graph_passes.passes.fuse.partition.score import Measure, Refuse, Scorer, Small
+from graph_passes.passes.fuse.partition.score import Measure, Refuse, Scorer
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 from tests.tiers import examples
 
@@ -26,18 +27,20 @@ SMALL = ("product", "query", "key")  # products that can be in a kernel
 
 def planned(
     made: Nodes, measure: Measure | None = None, small: tuple[str, ...] | None = None, long_rows: bool = False
-) -> FusionPlan:
+) -> Partition:
     def generated(name: str) -> bool:
-        return made.meanings[name].kind in PRODUCTS and (small is None or name in small)
+        return made.op_patterns[name].pattern in PRODUCTS and (small is None or name in small)
 
     def refuse(members):
-        kinds = {made.meanings[name].kind for name in members}
-        return "no tile has a row" if long_rows and Kind.ROW_REDUCTION in kinds and kinds & PRODUCTS else ""
+        kinds = {made.op_patterns[name].pattern for name in members}
+        return "no tile has a row" if long_rows and OpPattern.ROW_REDUCTION in kinds and kinds & PRODUCTS else ""
 
-    return plan_fusion(made.graph(), made.meanings, WITH_PRODUCTS, generated=generated, refuse=refuse, measure=measure)
+    return partition_graph(
+        made.graph(), made.op_patterns, WITH_PRODUCTS, generated=generated, refuse=refuse, measure=measure
+    )
 
 
-def kernels(plan: FusionPlan) -> list[set[str]]:
+def kernels(plan: Partition) -> list[set[str]]:
     return [set(step.members) for region in plan.regions for step in region.kernels]
 
 
@@ -55,11 +58,11 @@ def test_a_plan_computes_what_the_graph_computes(made, seed):
     def seconds(members):  # of equal patterns the same
         return None if chance(members, 5) else float(crc32(repr([graph[n].op for n in members]).encode()) % 997)
 
-    plan = plan_fusion(
+    plan = partition_graph(
         graph,
         known,
         WITH_PRODUCTS,
-        generated=lambda name: known[name].kind in PRODUCTS and not chance([name], 3),
+        generated=lambda name: known[name].pattern in PRODUCTS and not chance([name], 3),
         refuse=refuse,
         measure=Measure(seconds, lambda name: seconds([name])) if seed % 2 else None,
     )
@@ -68,7 +71,7 @@ def test_a_plan_computes_what_the_graph_computes(made, seed):
     assert sorted([*members, *plan.reasons]) == sorted(graph.nodes)
     for region in plan.regions:
         for step in region.steps:
-            found = {known[name].kind for name in step.members}
+            found = {known[name].pattern for name in step.members}
             assert (found <= IN_KERNELS | PRODUCTS) if step.kind is StepKind.KERNEL else len(step.members) == 1
             assert step.kind is not StepKind.KERNEL or refuse(step.members) == ""
     assert run_plan(graph, known, plan) == run_graph(graph, known)
@@ -103,10 +106,12 @@ def test_what_a_product_takes_is_missing_elsewhere() -> None:
 
 def mixed(made: Nodes, *results: str, refuse: Refuse | None = None) -> set[frozenset[str]]:
     """The names in all patterns with products, and in what they leave."""
-    graph, known = made.graph(), made.meanings
-    inside = [name for name in topological(graph) if known[name].kind is not Kind.OPAQUE]
+    graph, known = made.graph(), made.op_patterns
+    inside = [name for name in topological(graph) if known[name].pattern is not OpPattern.OPAQUE]
     outputs = {TensorId(name) for name in results}
-    given = body(graph, known, inside, outputs, lambda name: known[name].kind in IN_KERNELS, lambda name: name in SMALL)
+    given = candidate_of(
+        graph, known, inside, outputs, lambda name: known[name].pattern in IN_KERNELS, lambda name: name in SMALL
+    )
     scorer = Scorer(given, WITH_PRODUCTS, refuse)
     found = mixed_patterns(scorer, substitution(scorer))
     return {frozenset(given.names[number] for number in each.members) for each in found}
@@ -219,7 +224,7 @@ def test_small_is_what_the_device_says() -> None:
         nodes.append(Node("y", "MatMul", [TensorId("x"), TensorId("w")], [], "", {}, 1))
         shapes = {"x": (rows, depth), "w": (depth, columns), "y": (rows, columns)}
         graph = Graph(nodes, {TensorId(name): TensorSpec("float32", 4, shape) for name, shape in shapes.items()})
-        return small_products(graph, meanings(graph), replace(UNIT, most=bound))("y")
+        return small_products(graph, patterns_of(graph), replace(UNIT, most=bound))("y")
 
     assert small(32, 16, 64, Small(2 * 32 * 16 * 64, 1 << 20))
     assert not small(32, 16, 64, Small(2 * 32 * 16 * 64 - 1, 1 << 20))

@@ -9,11 +9,12 @@ from zlib import crc32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind
+from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.fuse.partition.explore import Exploration
-from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU, StepKind, plan_fusion
+from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU, StepKind, partition_graph
 from graph_passes.passes.fuse.partition.score import Measure
+from graph_passes.refusals import Reason
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 from tests.tiers import examples
 
@@ -21,34 +22,34 @@ from tests.tiers import examples
 @settings(max_examples=examples(60), deadline=None)
 @given(graphs(), st.sampled_from([ON_CPU, ON_GPU]))
 def test_a_plan_computes_what_the_graph_computes(made, kinds):
-    graph, meanings = made
-    plan = plan_fusion(graph, meanings, UNIT, kinds=kinds)
+    graph, op_patterns = made
+    plan = partition_graph(graph, op_patterns, UNIT, kinds=kinds)
     members = [name for region in plan.regions for name in region.members]
     assert len(set(members)) == len(members)
     assert sorted([*members, *plan.reasons]) == sorted(graph.nodes)
     assert all(plan.reasons.values())
     for region in plan.regions:
         for step in region.steps:
-            found = {meanings[name].kind for name in step.members}
+            found = {op_patterns[name].pattern for name in step.members}
             assert (found <= IN_KERNELS) if step.kind is StepKind.KERNEL else len(step.members) == 1
             assert found <= kinds
-    assert run_plan(graph, meanings, plan) == run_graph(graph, meanings)
+    assert run_plan(graph, op_patterns, plan) == run_graph(graph, op_patterns)
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(graphs(), st.integers(0, 1000))
 def test_what_is_refused_is_in_no_plan(made, seed):
-    graph, meanings = made
+    graph, op_patterns = made
 
     def refuse(members):  # about equal patterns it says the same
         found = crc32(repr((seed, [graph[name].op for name in members])).encode())
         return "no kernel for these" if found % (10 if len(members) == 1 else 2) == 0 else ""
 
-    plan = plan_fusion(graph, meanings, UNIT, refuse=refuse)
+    plan = partition_graph(graph, op_patterns, UNIT, refuse=refuse)
     for region in plan.regions:
         for step in region.kernels:
             assert refuse(step.members) == ""
-    assert run_plan(graph, meanings, plan) == run_graph(graph, meanings)
+    assert run_plan(graph, op_patterns, plan) == run_graph(graph, op_patterns)
 
 
 def test_a_training_step_is_one_region_with_the_kernels_of_its_depths():
@@ -63,7 +64,7 @@ def test_a_training_step_is_one_region_with_the_kernels_of_its_depths():
     gradient = made.add("Product", x, error, name="gradient")
     made.add("Update", w, gradient, name="update", control=[value])
     graph = made.graph()
-    plan = plan_fusion(graph, made.meanings, UNIT)
+    plan = partition_graph(graph, made.op_patterns, UNIT)
     (region,) = plan.regions
     assert [(step.kind.value, step.members) for step in region.steps] == [
         ("read", ("value",)),
@@ -75,13 +76,13 @@ def test_a_training_step_is_one_region_with_the_kernels_of_its_depths():
 
 
 def test_two_kinds_of_reduction_wait_for_each_other_only_where_it_pays():
-    # Stitched, the column sums of 3000 bytes cost a barrier (10 s) and save a launch (100 s).
+    # RegionPlan, the column sums of 3000 bytes cost a barrier (10 s) and save a launch (100 s).
     made = Nodes()
     x = made.add("Opaque", size=3000)
     first = made.add("Elementwise", x, size=3000)
     sums = made.add("Columns", first, size=8)
     made.add("Elementwise", first, sums, size=3000)
-    (region,) = plan_fusion(made.graph(), made.meanings, UNIT).regions
+    (region,) = partition_graph(made.graph(), made.op_patterns, UNIT).regions
     (kernel,) = region.kernels
     # 3000 + 3000, 3000 + 8, 3000 + 8 + 3000 by themselves, two launches; stitched: x, the result, and a barrier.
     # What nobody reads outside is not written: nobody reads the last result either, so that it is free.
@@ -94,7 +95,9 @@ def test_a_fetched_tensor_is_written():
     first = made.add("Elementwise", x, size=3000)
     last = made.add("Elementwise", first, size=3000)
     made.add("Elementwise", last, size=3000)
-    plans = [plan_fusion(made.graph(), made.meanings, UNIT, fetched=fetched) for fetched in ([], [TensorId(first)])]
+    plans = [
+        partition_graph(made.graph(), made.op_patterns, UNIT, fetched=fetched) for fetched in ([], [TensorId(first)])
+    ]
     assert [plan.regions[0].kernels[0].seconds for plan in plans] == [3000.0, 6000.0]
 
 
@@ -107,7 +110,7 @@ def test_what_an_update_overwrites_is_read_first():
     shaped = made.add("View", value, name="shaped")
     made.add("Product", x, shaped, name="product")
     made.add("Elementwise", "product", name="after")
-    (region,) = plan_fusion(made.graph(), made.meanings, UNIT).regions
+    (region,) = partition_graph(made.graph(), made.op_patterns, UNIT).regions
     steps = [step.members for step in region.steps]
     assert steps.index(("product",)) < next(i for i, step in enumerate(steps) if "update" in step)
 
@@ -121,10 +124,10 @@ def test_the_end_of_a_function_keeps_no_read_outside():
     x = made.add("Elementwise", x, reads[1])
     ended = made.add("NoOp", control=[made.add("NoOp", control=reads[:1]), reads[1]])
     result = made.add("View", x, control=[ended])
-    plan = plan_fusion(made.graph(), made.meanings, UNIT, kinds=ON_GPU)
+    plan = partition_graph(made.graph(), made.op_patterns, UNIT, kinds=ON_GPU)
     (region,) = plan.regions
     assert {*reads, x, result} <= set(region.members)
-    assert run_plan(made.graph(), made.meanings, plan) == run_graph(made.graph(), made.meanings)
+    assert run_plan(made.graph(), made.op_patterns, plan) == run_graph(made.graph(), made.op_patterns)
 
 
 def test_ops_that_a_gpu_region_cannot_hold_divide_it_and_say_so():
@@ -135,9 +138,9 @@ def test_ops_that_a_gpu_region_cannot_hold_divide_it_and_say_so():
     other = made.add("Opaque", x, name="other")
     for _ in range(3):
         other = made.add("Elementwise", other)
-    plan = plan_fusion(made.graph(), made.meanings, UNIT, kinds=ON_GPU)
+    plan = partition_graph(made.graph(), made.op_patterns, UNIT, kinds=ON_GPU)
     assert [len(region.members) for region in plan.regions] == [3, 3]
-    assert plan.reasons["other"] == "an opaque op"
+    assert str(plan.reasons["other"]) == "no kernel for this device: an opaque op"
 
 
 def test_devices_divide_regions():
@@ -146,7 +149,7 @@ def test_devices_divide_regions():
     names = [made.add("Elementwise", x, device="/job:localhost/replica:0/task:0/device:GPU:0") for _ in range(3)]
     names += [made.add("Elementwise", x, device="/gpu:0") for _ in range(3)]
     here = [made.add("Elementwise", name) for name in names[:3]]
-    plan = plan_fusion(made.graph(), made.meanings, UNIT, default="/job:localhost/replica:0/task:0/device:CPU:0")
+    plan = partition_graph(made.graph(), made.op_patterns, UNIT, default="/job:localhost/replica:0/task:0/device:CPU:0")
     assert sorted(map(sorted, (region.members for region in plan.regions))) == sorted([sorted(names), sorted(here)])
 
 
@@ -156,9 +159,9 @@ def test_what_is_fed_is_in_no_region():
     first = made.add("Elementwise", x)
     for _ in range(4):
         first = made.add("Elementwise", first)
-    plan = plan_fusion(made.graph(), made.meanings, UNIT, fed=["elementwise_1"])
-    assert plan.reasons["elementwise_1"] == "its output is fed"
-    assert Kind.ELEMENTWISE is made.meanings["elementwise_1"].kind
+    plan = partition_graph(made.graph(), made.op_patterns, UNIT, fed=["elementwise_1"])
+    assert plan.reasons["elementwise_1"] == Reason.FED()
+    assert OpPattern.ELEMENTWISE is made.op_patterns["elementwise_1"].pattern
 
 
 def test_what_is_left_of_a_large_run_is_not_looked_at():
@@ -170,9 +173,9 @@ def test_what_is_left_of_a_large_run_is_not_looked_at():
     found = []
     for run in (20, 1000):
         asked: list[int] = []
-        plan = plan_fusion(
+        plan = partition_graph(
             made.graph(),
-            made.meanings,
+            made.op_patterns,
             UNIT,
             refuse=lambda names, asked=asked: asked.append(len(names)) or "",
             exploration=Exploration(run=run),
@@ -199,7 +202,7 @@ def test_large_parts_that_have_nothing_to_do_with_each_other_are_packed_in_kerne
     def packed(size: int, share: float, part: Callable[[Nodes, int], set[str]] = normalized) -> bool:
         made = Nodes()
         parts = [part(made, size) for _ in range(2)]
-        plan = plan_fusion(made.graph(), made.meanings, replace(UNIT, packed=share))
+        plan = partition_graph(made.graph(), made.op_patterns, replace(UNIT, packed=share))
         return any(parts[0] & set(s.members) and parts[1] & set(s.members) for r in plan.regions for s in r.kernels)
 
     assert packed(400, 0.0)
@@ -216,9 +219,9 @@ def test_parts_of_one_size_are_packed_where_parts_of_two_are_no_kernel():
     for number, size in enumerate((3000, 8, 3000, 8)):
         first = made.add("Elementwise", made.add("Opaque", size=size), size=size, name=f"first_{number}")
         sizes |= dict.fromkeys((first, made.add("Elementwise", first, size=size, name=f"last_{number}")), size)
-    plan = plan_fusion(
+    plan = partition_graph(
         made.graph(),
-        made.meanings,
+        made.op_patterns,
         UNIT,
         refuse=lambda names: "two sizes" if len({sizes[name] for name in names}) > 1 else "",
     )
@@ -234,8 +237,8 @@ def test_parts_that_are_too_many_for_one_kernel_are_packed_in_two():
     for number in range(4):
         first = made.add("Elementwise", made.add("Opaque"), name=f"first_{number}")
         made.add("Elementwise", first, name=f"last_{number}")
-    plan = plan_fusion(
-        made.graph(), made.meanings, UNIT, refuse=lambda names: "more than two parts" if len(names) > 4 else ""
+    plan = partition_graph(
+        made.graph(), made.op_patterns, UNIT, refuse=lambda names: "more than two parts" if len(names) > 4 else ""
     )
     (region,) = plan.regions
     assert {frozenset(kernel.members) for kernel in region.kernels} == {
@@ -250,7 +253,7 @@ def test_what_only_says_a_shape_divides_no_region():
     before = made.add("Elementwise", made.add("Elementwise", made.add("Opaque")), name="before")
     view = made.add("View", before, made.add("Opaque", before), name="view")
     made.add("Elementwise", view, name="behind")
-    (region,) = plan_fusion(made.graph(), made.meanings, UNIT).regions
+    (region,) = partition_graph(made.graph(), made.op_patterns, UNIT).regions
     assert {"before", "view", "behind"} <= set(region.members)
 
 
@@ -264,7 +267,7 @@ def test_what_exploration_finds_across_a_product_is_chosen_where_it_saves_more()
     made.add("Elementwise", large, name="before")
     product = made.add("Product", made.add("Elementwise", x, name="operand"), name="product")
     made.add("Elementwise", large, product, name="behind")
-    plan = plan_fusion(made.graph(), made.meanings, UNIT)
+    plan = partition_graph(made.graph(), made.op_patterns, UNIT)
     (region,) = plan.regions
     assert [(step.members, step.explored) for step in region.steps] == [
         (("operand",), False),
@@ -272,7 +275,7 @@ def test_what_exploration_finds_across_a_product_is_chosen_where_it_saves_more()
         (("large", "behind", "before"), True),
     ]
     assert region.choice.score == 3008 + 3000 + 3008 - 16 + 2 * 100
-    assert run_plan(made.graph(), made.meanings, plan) == run_graph(made.graph(), made.meanings)
+    assert run_plan(made.graph(), made.op_patterns, plan) == run_graph(made.graph(), made.op_patterns)
 
 
 def test_what_substitution_asks_to_be_measured_is_measured_at_once():
@@ -291,6 +294,6 @@ def test_what_substitution_asks_to_be_measured_is_measured_at_once():
         prepared.append({frozenset(members) for members in patterns})
 
     measure = Measure(seconds, lambda name: None, prepare)
-    plan_fusion(made.graph(), made.meanings, UNIT, measure=measure)
+    partition_graph(made.graph(), made.op_patterns, UNIT, measure=measure)
     assert any(len(members) > 1 for members in asked)
     assert set(asked) <= prepared[0]

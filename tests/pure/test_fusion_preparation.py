@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from graph_passes.analysis.op_pattern import meanings
+from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.flatten import FlatProduct, flat_product_rewrites, flat_products
 from graph_passes.graph.ir import TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, apply_rewrites
-from graph_passes.passes.fuse.plan import Needs
-from graph_passes.passes.prepare.copies import recompute_rewrites, recomputed
-from graph_passes.passes.prepare.plan import plan_preparation
+from graph_passes.passes.prepare.apply import recompute_rewrites
+from graph_passes.passes.prepare.copies import recomputed
+from graph_passes.passes.prepare.plan import Needs, plan_prepare
 from tests.float_graphs import Build, Given
-from tests.fusion_graphs import UNIT
 
 
 def weights_gradient(
@@ -129,7 +128,7 @@ def trained(size: int = 1 << 19) -> Build:
 
 def test_late_readers_have_a_value_computed_again():
     graph = trained().graph()
-    (found,) = plan = recomputed(graph, meanings(graph), {"out"})
+    (found,) = plan = recomputed(graph, patterns_of(graph), {"out"})
     assert (found.name, found.after) == ("x", "back")
     assert {use.node for use in found.late} == {"late", "centered"}
     apply_rewrites(recompute_rewrites(plan, graph, Names(graph)), graph)
@@ -141,25 +140,24 @@ def test_late_readers_have_a_value_computed_again():
     topological(graph)
 
 
-@pytest.mark.parametrize(("roots", "count"), [(None, 1), (["out", "y"], 0)])
-def test_nothing_is_computed_again_where_a_part_of_the_graph_may_run_alone(roots, count):
-    needs = Needs(UNIT, "", lambda _: b"", roots=roots)
-    plan, _ = plan_preparation(Given(trained().graph()), needs)
+@pytest.mark.parametrize(("whole", "count"), [(True, 1), (False, 0)])
+def test_nothing_is_computed_again_where_a_part_of_the_graph_may_run_alone(whole, count):
+    plan, _ = plan_prepare(Given(trained().graph()), Needs(whole))
     assert len(plan.recomputed) == count
 
 
 def test_small_values_and_those_of_values_are_stored():
     graph = trained(size=16).graph()
-    assert recomputed(graph, meanings(graph), {"out"}) == ()
+    assert recomputed(graph, patterns_of(graph), {"out"}) == ()
     b = trained()
     b.nodes = [node for node in b.nodes if node.name != "conv"]
     b("conv", "Relu", (1 << 19, 4), "image")  # would be stored for nobody else
     graph = b.graph()
-    assert recomputed(graph, meanings(graph), {"out"}) == ()
+    assert recomputed(graph, patterns_of(graph), {"out"}) == ()
 
 
 def test_what_is_read_at_once_is_not_computed_again():
     b = trained()
     b.nodes = [node for node in b.nodes if node.name not in ("late", "gradient", "out", "centered")]
     graph = b.graph()
-    assert recomputed(graph, meanings(graph), {"back"}) == ()
+    assert recomputed(graph, patterns_of(graph), {"back"}) == ()

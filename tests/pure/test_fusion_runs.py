@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes.analysis.dependences import Dependences, Role, connected, runs, settled
-from graph_passes.passes.fuse.partition.quotient_graph import Contraction
+from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from tests.tiers import examples
 
 
@@ -28,7 +28,7 @@ def sets_of(ranks, places=None):
 
 
 def acyclic(net, sets):
-    return Contraction(net, sets).order() is not None
+    return QuotientGraph(net, sets).order() is not None
 
 
 def fewest(net, work):
@@ -126,7 +126,7 @@ def test_connected_parts():
 def test_the_papers_cycle():
     """Figure 3: A -> B -> C; A and C as one node wait for B, which waits for them."""
     net = Dependences(((), (0,), (1,)))
-    contraction = Contraction(net, [[0, 2]])
+    contraction = QuotientGraph(net, [[0, 2]])
     assert contraction.order() is None
     assert contraction.cycles() == [[0]]
 
@@ -134,19 +134,19 @@ def test_the_papers_cycle():
 def test_cycles_name_the_sets_on_them():
     # {0, 5} -> {1, 4} by 0 -> 1 and back by 4 -> 5; {2, 3} lies between the two by 1 -> 3 and 2 -> 5
     net = Dependences(((), (0,), (), (1,), (), (2, 4)))
-    contraction = Contraction(net, [[0, 5], [1, 4], [2, 3]])
+    contraction = QuotientGraph(net, [[0, 5], [1, 4], [2, 3]])
     assert contraction.order() is None
     assert contraction.cycles() == [[0, 1], [0, 1, 2]]
 
 
 def test_of_sets_that_can_come_next_the_one_with_the_smallest_last_node_does():
-    contraction = Contraction(Dependences(((), (), (), ())), [[0, 3], [1, 2]])
+    contraction = QuotientGraph(Dependences(((), (), (), ())), [[0, 3], [1, 2]])
     assert contraction.order() == [1, 0]
 
 
 def test_hundreds_of_nodes_have_an_order():
     net = Dependences(((), *((number,) for number in range(299))))
-    assert Contraction(net, []).order() == list(range(300))
+    assert QuotientGraph(net, []).order() == list(range(300))
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -155,7 +155,7 @@ def test_there_is_an_order_or_a_cycle(net, data):
     owner = data.draw(st.lists(st.integers(0, 3), min_size=len(net), max_size=len(net)))
     sets = [[n for n, of in enumerate(owner) if of == one] for one in range(3)]
     sets = [one for one in sets if one]
-    contraction = Contraction(net, sets)
+    contraction = QuotientGraph(net, sets)
     order, cycles = contraction.order(), contraction.cycles()
     assert (order is None) == bool(cycles)
     if order is not None:

@@ -9,16 +9,16 @@ import pytest
 from graph_passes.analysis.op_pattern import IN_KERNELS
 from graph_passes.graph.ir import TensorId
 from graph_passes.graph.order import topological
-from graph_passes.passes.fuse.partition.body import body
+from graph_passes.passes.fuse.partition.candidate import candidate_of
 from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 from tests.fusion_graphs import UNIT, Nodes
 
 
 def scorer(made: Nodes, *results: str, packed: float = 0.0) -> Scorer:
     """Of all nodes that can be in a kernel."""
-    graph, known = made.graph(), made.meanings
-    inside = [name for name in topological(graph) if known[name].kind in IN_KERNELS]
-    given = body(graph, known, inside, {TensorId(name) for name in results}, lambda name: True)
+    graph, known = made.graph(), made.op_patterns
+    inside = [name for name in topological(graph) if known[name].pattern in IN_KERNELS]
+    given = candidate_of(graph, known, inside, {TensorId(name) for name in results}, lambda name: True)
     return Scorer(given, replace(UNIT, packed=packed))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from graph_passes.analysis.memory.region import keep_variables_in_place
+from graph_passes.analysis.memory.region import waits_in_place
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import schedule, topological
 from graph_passes.passes.recurrent.find.provenance import spread
@@ -37,8 +37,7 @@ def orders() -> dict[str, list[str]]:
         "schedule": schedule(graph, ["variable", "sum"]),  # the program created no reader
         "spread": [str(tensor) for tensor in spread(graph, TensorId("value")) or {}],
     }
-    keep_variables_in_place(graph)
-    return {**found, "control": graph["update"].control}
+    return {**found, "waits": [" ".join(pair) for pair in waits_in_place(graph)]}
 
 
 @pytest.mark.parametrize("seed", [1, 2])

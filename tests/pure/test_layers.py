@@ -91,6 +91,73 @@ def test_no_folder_of_graph_passes_imports_one_above_it(lower: str, upper: str) 
     assert found(sources(f"graph_passes/{lower}"), f"graph_passes.{upper}") == []
 
 
+PASS_FOLDERS = sorted(path for path in (ROOT / "graph_passes" / "passes").iterdir() if (path / "__init__.py").exists())
+EDITS = {"insert", "rewire", "add_control", "remove_control"}  # of `Editor`
+
+
+@pytest.mark.parametrize("folder", PASS_FOLDERS, ids=lambda folder: folder.name)
+def test_a_pass_is_a_folder_with_a_plan_and_what_carries_it_out(folder: Path) -> None:
+    assert {"plan.py", "apply.py"} <= {file.name for file in folder.iterdir()}
+    assert ast.get_docstring(tree_of(folder / "plan.py")), "plan.py opens with the hard case and the steps"
+
+
+def test_there_is_one_kind_of_pass_and_each_folder_is_one() -> None:
+    from graph_passes.pass_infra import Pass
+    from graph_passes.pipeline import PASSES
+
+    assert sorted(each.name for each in PASSES) == [folder.name for folder in PASS_FOLDERS]
+    assert all(type(each) is Pass for each in PASSES)
+    for each in PASSES:
+        modules = each.plan.__module__, each.rewrites.__module__  # type: ignore[attr-defined]
+        assert modules == tuple(f"graph_passes.passes.{each.name}.{name}" for name in ("plan", "apply"))
+
+
+@pytest.mark.parametrize("folder", PASS_FOLDERS, ids=lambda folder: folder.name)
+def test_passes_do_not_import_each_other(folder: Path) -> None:
+    others = [other.name for other in PASS_FOLDERS if other != folder]
+    files = sources(f"graph_passes/passes/{folder.name}")
+    assert [line for other in others for line in found(files, f"graph_passes.passes.{other}")] == []
+
+
+@pytest.mark.parametrize("folder", PASS_FOLDERS, ids=lambda folder: folder.name)
+def test_what_plans_imports_nothing_that_edits(folder: Path) -> None:
+    files = [file for file in sources(f"graph_passes/passes/{folder.name}") if file != folder / "apply.py"]
+    assert found(files, f"graph_passes.passes.{folder.name}.apply") == []
+    names = {"Editor", "apply_rewrites", "applied", "Rewrite"}
+    for file in files:
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.ImportFrom):
+                assert names.isdisjoint(alias.name for alias in node.names), f"{file}:{node.lineno}"
+
+
+def test_only_a_working_copy_is_edited_outside_of_the_graph_itself() -> None:
+    """In a function that makes the copy; `with_waits` gives a new graph, and a step's source is what is edited."""
+    allowed = {"with_waits", "edit"}
+    edits = []
+    for file in [
+        *sources("graph_passes/analysis"),
+        *sources("graph_passes/passes"),
+        ROOT / "graph_passes" / "pipeline.py",
+    ]:
+        for function in ast.walk(tree_of(file)):
+            if not isinstance(function, ast.FunctionDef) or function.name in allowed:
+                continue
+            attributes = {
+                node.func.attr
+                for node in ast.walk(function)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            }
+            text = ast.unparse(function)
+            called = {
+                name
+                for name in EDITS & attributes
+                if any(f"{owner}.{name}(" in text for owner in ("graph", "copy", "region"))
+            }
+            if called and "working_copy" not in attributes:
+                edits.append(f"{file.relative_to(ROOT)}:{function.lineno}: {function.name}")
+    assert edits == []
+
+
 def test_graph_passes_import_tensorflow_in_serde_alone() -> None:
     files = [file for file in sources("graph_passes") if file.name != "serde.py"]
     assert found(files, "tensorflow") + found(files, "keras") + found(files, "tf_keras") == []

@@ -14,7 +14,7 @@ from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.calls import WithCalls
 from graph_passes.analysis.memory.fragmentation import SMALL, Room, first_failure
 from graph_passes.analysis.memory.lists import ListSize, list_sizes, steps_of
-from graph_passes.analysis.memory.liveness import LIST, UNKNOWN_LIST, build_timeline
+from graph_passes.analysis.memory.liveness import build_timeline
 from graph_passes.analysis.memory.observe import Sample, observe
 from graph_passes.analysis.memory.roles import has_gradient
 from graph_passes.analysis.memory.simulate import Link
@@ -22,6 +22,7 @@ from graph_passes.analysis.memory.timeline import COUNTED, Buffer, ScheduledOp, 
 from graph_passes.errors import InfeasibleBudgetError, UnknownShapeError
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.refusals import Reason
 
 KIB, MIB = 1 << 10, 1 << 20
 H = TensorSpec("float32", 4, (1024, 128))  # 512 KiB
@@ -101,7 +102,7 @@ def test_a_loops_lists_are_alive_until_they_are_read() -> None:
         TensorId("loop", 3): ListSize(20 * MIB, 512 * KIB),
         TensorId("loop", 4): ListSize(20 * MIB, 512 * KIB),
     }
-    lists = [buffer for buffer in timeline(graph).buffers if buffer.pinned_by == LIST]
+    lists = [buffer for buffer in timeline(graph).buffers if buffer.pinned_by == Reason.LIST_FILLED()]
     names = list(graph.nodes)
     assert [(names[each.start], names[each.uses[-1]], each.nbytes) for each in lists] == [
         ("loop", "back", 20 * MIB)
@@ -177,7 +178,7 @@ def test_the_report_says_for_what_the_budget_is_not_enforced() -> None:
     graph = step(steps=None)
     read = pipeline.Step.read(graph)
     found = read.timeline(COSTS)
-    assert [buffer.pinned_by for buffer in found.buffers if not buffer.nbytes] == [UNKNOWN_LIST] * 2
+    assert [buffer.pinned_by for buffer in found.buffers if not buffer.nbytes] == [Reason.LIST_UNKNOWN()] * 2
     plan = pipeline.plan_step(read, found, Link(1.0, 1.0), 8 * MIB, OffloadOptions())
     report = pipeline.describe(read, found, plan, "hybrid", graph="g", device="d")
     assert report.not_enforced == ("loop:3", "loop:4")
@@ -284,7 +285,7 @@ def test_a_tensor_that_a_list_shares_lives_as_long() -> None:
     ]
     specs = {TensorId(node.name): H for node in nodes} | {TensorId("list"): LIST_SPEC}
     found = timeline(Graph(nodes, specs)).buffers[0]
-    assert (found.tensor.node, found.uses, found.pinned_by) == ("tanh", (2, 4), "a list shares it")
+    assert (found.tensor.node, found.uses, found.pinned_by) == ("tanh", (2, 4), Reason.LIST_SHARES())
 
 
 def test_open_inputs() -> None:

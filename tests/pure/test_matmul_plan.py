@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from graph_passes.analysis.cost.device import product_sizes
 from graph_passes.graph.ir import Code, DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import apply_rewrites
 from graph_passes.passes.products.apply import MATMUL_OP, product_rewrites
-from graph_passes.passes.products.plan import ProductPlan, products, worth_it
+from graph_passes.passes.products.plan import Needs, ProductPlan, plan_products, products, worth_it
+from graph_passes.refusals import Reason
+from tests.float_graphs import Given
 
 Dims = tuple[int | None, ...] | None
 
@@ -107,3 +110,13 @@ def test_a_product_is_replaced_with_all_its_edges(fused: bool) -> None:
     }
     assert made["waiting"].control == [new.name]
     assert made.specs[TensorId(new.name)].shape == (None, 2048)
+
+
+def test_products_for_which_no_kernels_can_be_made_stay() -> None:
+    def fails() -> list[KernelImage]:
+        raise KernelError("no compiler")
+
+    plan, found = plan_products(Given(graph()), Needs(["product"], fails))
+    assert plan == ProductPlan(("product",), reason=Reason.PRODUCT_KERNELS(detail="no compiler"))
+    assert product_rewrites(plan, found) == []
+    assert "no kernels for this device: no compiler" in plan.note

@@ -10,7 +10,8 @@ from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.placement import one_layer_ahead
-from graph_passes.passes.offload.plan import plan_offload, reuse_distance_for
+from graph_passes.passes.offload.plan import plan_offload
+from graph_passes.passes.offload.selection import reuse_distance_for
 
 UNIT = Link(offload=1.0, prefetch=1.0)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import pytest
 
+from graph_passes.contract import Contract, Property
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import NewNode, Rewrite, applied
-from graph_passes.graph.verify import verify_graph
+from graph_passes.graph.source import Readable
 from graph_passes.pipeline import PASSES, Outcome, Pass, Phase, Step, run_passes, runs
 from tfmem.options import FusionOptions, Options, PassName, default_passes
 
@@ -96,23 +97,25 @@ class Held:
     def keep(self, _: Graph) -> set[str]:
         return set()
 
-    def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> dict[str, Exception]:
+    def edit(self, graph: Graph, rewrites: Sequence[Rewrite], check: Callable[[Graph], object]) -> dict[str, Exception]:
         errors = {each.name: GraphError("refused") for each in rewrites if each.name in self.refuse}
-        self.graph, _ = applied([each for each in rewrites if each.name not in errors], graph, verify_graph)
+        self.graph, _ = applied([each for each in rewrites if each.name not in errors], graph, check)
         return errors
 
 
-def doubling(name: str, option: str = "fusion", phase: Phase = Phase.AFTER_GRAPPLER) -> Pass:
+def doubling(
+    name: str, option: str = "fusion", phase: Phase = Phase.AFTER_GRAPPLER
+) -> Pass[Sequence[str], tuple[str, ...]]:
     """A pass that puts an op behind each op that its needs name."""
 
-    def plan(source: Held, needs: Sequence[str]) -> tuple[tuple[str, ...], Graph]:
+    def plan(source: Readable, needs: Sequence[str]) -> tuple[tuple[str, ...], Graph]:
         graph = source.read()
         return tuple(node for node in needs if graph[node]), graph
 
     def rewrites(nodes: Sequence[str], _: Graph) -> list[Rewrite]:
         return [Rewrite(node, (NewNode(f"{node}/{name}", "Neg", (TensorId(node),)),)) for node in nodes]
 
-    return Pass(name, phase, option, plan, rewrites)
+    return Pass(name, phase, option, plan, rewrites, Contract(ensures=frozenset({Property.WELL_FORMED})))
 
 
 def test_passes_of_a_phase_run_in_order_each_on_what_the_one_before_left() -> None:

@@ -18,7 +18,7 @@ from graph_passes.passes.offload.apply import offload_rewrites
 from graph_passes.passes.offload.check import faults
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.placement import in_order
-from graph_passes.passes.offload.plan import plan_offload
+from graph_passes.passes.offload.plan import StepPlan, plan_offload
 from graph_passes.passes.offload.thin import thinned
 from tests.tiers import examples
 
@@ -121,7 +121,7 @@ def test_faults_of_a_move(change, words):
     assert any(words in fault for fault in faults(timeline, broken)), faults(timeline, broken)
     assert faults(timeline, replace(plan, moves=(move, move)))
     with pytest.raises(GraphError, match="cannot be put into the graph") as caught:
-        offload_rewrites(Graph([], {}), timeline, broken, OffloadOptions())
+        offload_rewrites(StepPlan(broken, timeline, OffloadOptions()), Graph([], {}))
     assert faults(timeline, broken)[0] in str(caught.value)
 
 

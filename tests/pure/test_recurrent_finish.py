@@ -11,10 +11,10 @@ import pytest
 from custom_ops.recurrent import cells
 from graph_passes.graph.ir import DataType, Graph, Literal, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import Names, NewNode
-from graph_passes.passes.recurrent.apply import Direction, Launch, Match
 from graph_passes.passes.recurrent.cleanup import FUSED, with_fused_biases, without_zeros
 from graph_passes.passes.recurrent.lower.bidirectional import paired
 from graph_passes.passes.recurrent.lower.loop import Joinable
+from graph_passes.passes.recurrent.match import Direction, Launch, Match
 
 UNITS = 4
 

@@ -14,9 +14,11 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import NewNode, apply_rewrites
 from graph_passes.graph.verify import verify_graph
-from graph_passes.passes.recurrent.apply import RECURRENT_OP, Direction, Launch, recurrent_rewrites
+from graph_passes.passes.recurrent.apply import recurrent_rewrites
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key, scalar_key
+from graph_passes.passes.recurrent.match import RECURRENT_OP, Direction, Launch
 from graph_passes.passes.recurrent.plan import plan_inference
+from graph_passes.refusals import Reason
 
 UNITS, INPUTS = 4, 3
 ITEMS = {"float32": 4, "int32": 4, "bool": 1, "variant": 0}
@@ -181,7 +183,7 @@ def test_the_plan_is_a_function_of_the_graph() -> None:
 def test_what_is_fetched_stays() -> None:
     plan = plan_inference(read(loop_graph()), ["loop"])
     assert not plan.matches
-    assert "'loop' itself is fetched by name" in plan.unmatched[0].reason
+    assert plan.unmatched[0].reason == Reason.LOOP_FETCHED(node="loop")
     (match,) = plan_inference(read(loop_graph()), ["loop/stack"]).matches
     assert "loop/stack" not in match.removed
     assert any(node.op == "TensorListFromTensor" for node in match.nodes if isinstance(node, NewNode))
@@ -301,7 +303,7 @@ def narrow(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) 
         (unknown, "Less", "'new' is a Cholesky, which no op of a cell computes"),
         (printing, "Less", r"'print' \(PrintV2\) has side effects"),
         (mixing, "Less", r"'rolled' \(Roll\) does not treat the rows of the batch alike"),
-        (narrow, "Less", r"multiplies 1 x 4 units with a matrix \[4, 3\]; a cell needs multiples of 4"),
+        (narrow, "Less", r"multiplies 1 x 4 units with a matrix \[4, 3\]; expected multiples of 4 units"),
         (plain, "NotEqual", r"the loop goes on while 'less' \(NotEqual\)"),
     ],
 )
@@ -309,7 +311,7 @@ def test_reasons(step: Step, condition: str, reason: str) -> None:
     plan = plan_inference(read(loop_graph(step, condition=condition)))
     assert not plan.matches
     with pytest.raises(AssertionError, match=reason):
-        assert not plan.unmatched, plan.unmatched[0].reason
+        assert not plan.unmatched, str(plan.unmatched[0].reason)
     assert str(plan).startswith("keep loop (StatelessWhile): ")
 
 

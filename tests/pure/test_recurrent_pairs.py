@@ -8,6 +8,7 @@ import pytest
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.train.loop_pairs import gradient_loops, read_pair, without_lists
+from graph_passes.refusals import Reason
 
 FLOAT = TensorSpec("float32", 4, (2, 2))
 COUNT = TensorSpec("int32", 4, ())
@@ -81,18 +82,21 @@ def test_a_weight_was_left_out_and_zeros_say_which_is_there(made_for: str, varia
 
 def test_types_say_which_is_there() -> None:
     wide = TensorSpec("float32", 4, (2, 3))
-    with pytest.raises(Unreadable, match="no way"):
+    with pytest.raises(Unreadable, match="no way") as raised:
         read_pair(graph([("h", FLOAT), ("zeros", wide)]), "F", "B")
+    assert raised.value.refusal.reason is Reason.GRADIENT_UNCLEAR
 
 
 def test_two_answers_are_none() -> None:
-    with pytest.raises(Unreadable, match="several ways"):
+    with pytest.raises(Unreadable, match="several ways") as raised:
         read_pair(graph([("h", FLOAT), ("zeros", FLOAT)]), "F", "B")
+    assert raised.value.refusal.reason is Reason.GRADIENT_UNCLEAR
 
 
 def test_a_state_has_to_have_a_gradient() -> None:
-    with pytest.raises(Unreadable, match="no way"):
+    with pytest.raises(Unreadable, match="no way") as raised:
         read_pair(graph([("K", FLOAT), ("W", FLOAT)]), "F", "B")
+    assert raised.value.refusal.reason is Reason.GRADIENT_UNCLEAR
 
 
 @pytest.mark.parametrize(
@@ -100,5 +104,6 @@ def test_a_state_has_to_have_a_gradient() -> None:
 )
 def test_a_gradient_of_its_own(op: str, attrs: dict[str, str]) -> None:
     own = Node("own", op, [TensorId("a2")], attrs=attrs, outputs=1)
-    with pytest.raises(Unreadable, match="own"):
+    with pytest.raises(Unreadable, match="own") as raised:
         read_pair(graph([("h", FLOAT), ("K", FLOAT), ("W", FLOAT)], (own,)), "F", "B")
+    assert raised.value.refusal.reason is Reason.OWN_GRADIENT

@@ -11,6 +11,7 @@ from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import plan_offload
 from graph_passes.passes.offload.thin import thinned
+from graph_passes.refusals import Reason
 from tests.tiers import examples
 
 MIB = 1 << 20
@@ -30,7 +31,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
             start,
             tuple(sorted({min(OPS - 1, start + use) for use in uses})),
             views=(TensorId(f"b{i}"),),
-            pinned_by=draw(st.sampled_from(["", "", "", "the test"])),
+            pinned_by=draw(st.sampled_from([None, None, None, Reason.RETURNED()])),
             twice=draw(st.booleans()),
         )
         for i, (nbytes, start, uses) in enumerate(draw(st.lists(made, min_size=3, max_size=20)))
@@ -62,7 +63,7 @@ def test_a_plan_keeps_its_budget_and_is_no_worse_thinned(timeline, share, parts,
 
 def test_a_step_whose_bytes_fit_in_pieces_that_do_not_and_that_nothing_can_leave():
     steps = tuple(ScheduledOp(f"s{i}") for i in range(3))
-    timeline = Timeline(steps, (Buffer(TensorId("x"), 3 * MIB, 0, (1, 2), pinned_by="the test"),), turn=1)
+    timeline = Timeline(steps, (Buffer(TensorId("x"), 3 * MIB, 0, (1, 2), pinned_by=Reason.RETURNED()),), turn=1)
     room = Room(((0, 2 * MIB), (4 * MIB, 2 * MIB)), limit=4 * MIB)
     plan = plan_offload(timeline, Link(1e10, 1e10), 4 * MIB, OffloadOptions(), room=room)
     assert (plan.moves, plan.paddings) == ((), ())

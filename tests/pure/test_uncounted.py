@@ -13,7 +13,8 @@ from graph_passes.analysis.memory.timeline import COUNTED, Buffer, ScheduledOp, 
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import CHUNKS, plan_offload, tighter
+from graph_passes.passes.offload.plan import plan_offload, tighter
+from graph_passes.passes.offload.selection import CHUNKS
 from graph_passes.report import Report
 
 MIB = 1 << 20

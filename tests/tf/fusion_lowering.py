@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from custom_ops.expr import reference
-from graph_passes.analysis.op_pattern import IN_KERNELS, meanings
+from graph_passes.analysis.op_pattern import IN_KERNELS, patterns_of
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 from graph_passes.graph.serde import from_tf_graph
@@ -47,8 +47,8 @@ class Lowered:
         self._given = dict(zip(placeholders, map(np.asarray, arguments), strict=False))
         handles = {id(outer): inner.op.name for outer, inner in self._concrete.graph.captures}
         self._held = {handles[id(variable.handle)]: variable.numpy() for variable in variables}
-        found = meanings(self.graph)
-        outside = {name: each for name, each in found.items() if each.kind not in IN_KERNELS}
+        found = patterns_of(self.graph)
+        outside = {name: each for name, each in found.items() if each.pattern not in IN_KERNELS}
         unread = {name: each.reason for name, each in outside.items() if self.graph[name].op not in OUTSIDE}
         assert not unread, unread
         members = [name for name in found if name not in outside]

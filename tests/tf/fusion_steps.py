@@ -12,12 +12,12 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from custom_ops.expr import reference
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, View
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning, meanings
+from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.ops import passed
 from graph_passes.graph.order import topological
 from graph_passes.graph.serde import attributes, from_graph_def
-from graph_passes.passes.fuse.lower_region import LoweredRegion, lower_region
+from graph_passes.passes.fuse.lower_region import Lowered, lower_region
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.concrete_function import capture_concrete
 from tfmem.capture.grappler import run_grappler
@@ -50,7 +50,7 @@ class Step:
                 self._held[tensor] = handles[id(outer[id(inner)])]
             else:
                 self._given[tensor] = self._arguments[len(self._given)].numpy()
-        self.lowered: LoweredRegion = lower_region(
+        self.lowered: Lowered = lower_region(
             self.graph, planned(self.graph), attributes, [passed(self.graph, fetch) for fetch in self._fetches]
         )
 
@@ -76,20 +76,20 @@ class Step:
 
 def planned(graph: Graph) -> list[list[str]]:
     """All that a region can hold in the order of the products before it: a kernel between two of them."""
-    found = meanings(graph)
+    found = patterns_of(graph)
     depth: dict[str, int] = {}
     kernels: dict[int, list[str]] = defaultdict(list)
     others: dict[int, list[list[str]]] = defaultdict(list)
     for name in topological(graph):
-        node, kind = graph[name], found[name].kind
+        node, kind = graph[name], found[name].pattern
         depth[name] = max((depth[each] for each in graph.predecessors(node)), default=0)
-        after_update = any(found[each].kind is Kind.UPDATE for each in node.control)
-        if kind in IN_KERNELS or (kind is Kind.READ and after_update):
+        after_update = any(found[each].pattern is OpPattern.UPDATE for each in node.control)
+        if kind in IN_KERNELS or (kind is OpPattern.READ and after_update):
             kernels[depth[name]].append(name)
-        elif kind is Kind.READ:
+        elif kind is OpPattern.READ:
             others[depth[name]].append([name])
         elif node.inputs:
-            assert kind is not Kind.OPAQUE, (node.op, found[name].reason)
+            assert kind is not OpPattern.OPAQUE, (node.op, found[name].reason)
             depth[name] += 1
             others[depth[name]].append([name])
     steps: list[list[str]] = []
@@ -100,9 +100,9 @@ def planned(graph: Graph) -> list[list[str]]:
     return steps
 
 
-def _says_how(graph: Graph, found: dict[str, Meaning], name: str) -> bool:
+def _says_how(graph: Graph, found: dict[str, NodePattern], name: str) -> bool:
     """Whether a node is a constant, whose number is written into the programs."""
-    return found[name].kind is Kind.CONSTANT and graph[name].op == "Const"
+    return found[name].pattern is OpPattern.CONSTANT and graph[name].op == "Const"
 
 
 def run(region: Region, inputs: Sequence[Any], variables: list[Any]) -> list[Any]:

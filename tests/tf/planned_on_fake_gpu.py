@@ -12,10 +12,11 @@ import tensorflow as tf
 import tfmem
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
+from graph_passes.analysis.cost.kernels import Beside, KernelDevice
 from graph_passes.analysis.device_support import CUDA
 from graph_passes.graph import serde
 from graph_passes.passes.fuse.partition.partition import ON_GPU
-from graph_passes.passes.fuse.partition.score import Beside, KernelDevice, Measure
+from graph_passes.passes.fuse.partition.score import Measure
 from graph_passes.passes.fuse.plan import Needs
 from tests.tf.fake_gpu import FakeGpu
 from tfmem.capture.captured import every_node, op_name

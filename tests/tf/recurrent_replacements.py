@@ -12,7 +12,7 @@ import tf_keras
 
 import tfmem
 from custom_ops.load import load
-from graph_passes.passes.recurrent.apply import RECURRENT_OP, RecurrentPlan
+from graph_passes.passes.recurrent.match import RECURRENT_OP, RecurrentPlan
 from tfmem.capture.concrete_function import capture_concrete, restore_concrete
 from tfmem.devices import find_target
 from tfmem.kernels.replace_recurrent import replace_recurrent

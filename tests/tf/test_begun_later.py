@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.analysis.cost import device as profiles
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from tests.tf.stitched_steps import close, values
 from tfmem.api import make_engine
 from tfmem.devices import Target

@@ -11,6 +11,7 @@ from graph_passes.errors import GraphError, GraphInUseError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import DataType, TensorId
 from graph_passes.graph.rewrite import Rewrite
+from graph_passes.graph.verify import verify_graph
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.concrete_function import capture_concrete
 from tfmem.capture.grappler import run_grappler, session_config, without_grappler
@@ -123,7 +124,7 @@ def test_rewrites_that_close_a_cycle_are_found_in_a_copy():
     graph = training_graph()
     before = graph.as_graph_def()
     rewrite = Rewrite("back", order=(("product", "loss"),))
-    errors = _LiveSource(serde.from_tf_graph(graph), LiveEditor(graph), []).edit(serde.from_tf_graph(graph), [rewrite])
+    errors = _LiveSource(graph, LiveEditor(graph), []).edit(serde.from_tf_graph(graph), [rewrite], verify_graph)
     assert "cycle" in str(errors["back"])
     assert graph.as_graph_def() == before
 

@@ -16,6 +16,7 @@ from graph_passes.graph import rewrite
 from graph_passes.lower.writer import LoweringError
 from graph_passes.passes.fuse import apply
 from graph_passes.passes.fuse import plan as stitching
+from graph_passes.passes.prepare import apply as prepare_apply
 from graph_passes.passes.prepare import plan as prepare
 from tests.tf.optimized_runs import in_a_process
 from tests.tf.stitched_steps import BY_MODEL, PASSES, batch, close, optimized, require_stitched
@@ -59,11 +60,11 @@ ALL = range(1_000_000)
     ("module", "name", "calls", "regions"),
     [
         (prepare, "flat_products", ALL, 2),
-        (prepare, "recompute_rewrites", ALL, 2),
+        (prepare_apply, "recompute_rewrites", ALL, 2),
         (stitching, "lower_region", range(1), 1),
         (stitching, "lower_region", ALL, 0),
         (stitching, "to_text", range(1, 2), 1),
-        (stitching, "plan_fusion", ALL, 0),
+        (stitching, "partition_graph", ALL, 0),
         (apply, "_rewrite", ALL, 0),
         (rewrite, "apply_rewrites", range(2), 1),  # of all, and of the first
         (fusion_stage, "stitched", ALL, 0),

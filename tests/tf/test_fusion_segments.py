@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops.expr import reference
 from graph_passes.analysis.device_support import CUDA, on_a_cpu, within
-from graph_passes.analysis.op_pattern import Kind, Meaning, meanings
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.graph.serde import from_tf_graph
 from graph_passes.lower.segments import MOST_LOOKED_AT
 from graph_passes.lower.writer import LoweringError
@@ -55,23 +55,26 @@ def test_what_is_not_counted_is_not_a_number() -> None:
     np.testing.assert_array_equal(reference.run(program, tensors)[0], [[np.inf, 2], [4, 5], [np.nan, 1]])
 
 
-def found(segments: int, ids: int, columns: int | None) -> tuple[Meaning, Meaning]:
-    """The meaning of a sum of segments on a CPU and on a GPU."""
+def found(segments: int, ids: int, columns: int | None) -> tuple[NodePattern, NodePattern]:
+    """The op_pattern of a sum of segments on a CPU and on a GPU."""
     specs = [tf.TensorSpec([ids, columns]), tf.TensorSpec([ids], tf.int32)]
     graph = from_tf_graph(tf.function(summed(segments)).get_concrete_function(*specs).graph)
-    known = meanings(graph)
+    known = patterns_of(graph)
     return on_a_cpu(graph, known)["UnsortedSegmentSum"], within(CUDA, graph, known)["UnsortedSegmentSum"]
 
 
 def test_where_it_is_computed() -> None:
     """On a GPU in a kernel, if few numbers are looked at; on a CPU TensorFlow's kernel refuses ids that are none."""
     on_cpu, on_gpu = found(1024, 128, 64)
-    assert (on_cpu.kind, on_gpu.kind) == (Kind.CALL, Kind.REDUCTION)
-    assert "an id that is no segment's" in on_cpu.reason
+    assert (on_cpu.pattern, on_gpu.pattern) == (OpPattern.CALL, OpPattern.REDUCTION)
+    assert "an id that is no segment's" in str(on_cpu.reason)
     assert 1 << 11 << 13 <= MOST_LOOKED_AT < 1 << 12 << 13
-    assert [found(1 << 11, 1 << 13, 1)[1].kind, found(1 << 12, 1 << 13, 1)[1].kind] == [Kind.REDUCTION, Kind.OPAQUE]
+    assert [found(1 << 11, 1 << 13, 1)[1].pattern, found(1 << 12, 1 << 13, 1)[1].pattern] == [
+        OpPattern.REDUCTION,
+        OpPattern.OPAQUE,
+    ]
     unknown = found(16, 8, None)[1]
-    assert (unknown.kind, unknown.reason[:16]) == (Kind.OPAQUE, "how many numbers")
+    assert (unknown.pattern, str(unknown.reason)[:16]) == (OpPattern.OPAQUE, "how many numbers")
 
 
 def test_what_is_added_up_is_computed_before() -> None:

@@ -18,7 +18,7 @@ from custom_ops.expr.philox import draw
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.region import Kernel, Region, TensorType
 from custom_ops.load import load
-from graph_passes.analysis.op_pattern import Kind, meanings
+from graph_passes.analysis.op_pattern import OpPattern, patterns_of
 from graph_passes.graph.serde import from_tf_graph
 from tests.tf.fusion_lowering import Lowered
 from tests.tf.stitched_steps import BY_MODEL, optimized, require_stitched, stitched_ops
@@ -89,9 +89,9 @@ def test_which_algorithm_is_philox(alg: Any, within: bool) -> None:
 
     specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec([1], tf.uint64), tf.TensorSpec([2], tf.uint64)]
     graph = from_tf_graph(tf.function(function).get_concrete_function(*specs).graph)
-    found = meanings(graph)
-    (kind,) = [found[node.name].kind for node in graph if node.op == "StatelessRandomUniformV2"]
-    assert (kind is Kind.ELEMENTWISE) == within
+    found = patterns_of(graph)
+    (kind,) = [found[node.name].pattern for node in graph if node.op == "StatelessRandomUniformV2"]
+    assert (kind is OpPattern.ELEMENTWISE) == within
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])

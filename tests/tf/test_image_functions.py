@@ -17,9 +17,9 @@ import tfmem
 from custom_ops import build_flags
 from custom_ops.image_functions import add_to, code_in, definition, name_of, named
 from custom_ops.jit.image import KernelImage
+from custom_ops.load import load
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Code
-from custom_ops.load import load
 from tests.tf.native_programs import HERE, object_file, shared_library
 from tests.tf.python_server import run_python
 from tfmem.capture.live_editor import LiveEditor

@@ -15,7 +15,7 @@ from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
 from custom_ops.recurrent.program import Program
 from graph_passes.passes.products.apply import MATMUL_OP
-from graph_passes.passes.recurrent.apply import RECURRENT_OP, Kernels, RecurrentPlan
+from graph_passes.passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
 from graph_passes.report import Report
 from tests.tf.recurrent_replacements import compare, data
 from tfmem.capture.concrete_function import capture_concrete, restore_concrete

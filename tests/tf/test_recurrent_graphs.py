@@ -19,7 +19,7 @@ import tfmem
 from custom_ops.image_functions import code_in
 from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent.program import Program
-from graph_passes.passes.recurrent.apply import RECURRENT_OP, Kernels, RecurrentPlan
+from graph_passes.passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
 from tfmem.kernels import replace_recurrent as recurrent
 
 UNITS, INPUTS, TIME, BATCH = 4, 3, 7, 5

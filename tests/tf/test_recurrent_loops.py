@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_passes.passes.recurrent.apply import RECURRENT_OP
+from graph_passes.graph import serde
+from graph_passes.passes.recurrent.match import RECURRENT_OP
+from graph_passes.passes.recurrent.plan import plan_inference
+from graph_passes.refusals import Reason
 from tests.tf.recurrent_replacements import (
     BATCH,
     INPUTS,
@@ -31,6 +34,7 @@ from tests.tf.recurrent_replacements import (
     with_layers_replaced,
 )
 from tests.tiers import examples
+from tfmem.capture.concrete_function import capture_concrete
 
 # Loops by hand. Time is the first dimension.
 
@@ -216,7 +220,7 @@ def test_stacked_cells_of_different_width_stay() -> None:
     layer = randomised(keras.layers.RNN(cells))
     *_, plan, ops = with_layers_replaced(layer, SEQUENCE)
     assert RECURRENT_OP not in ops
-    assert "states of different widths" in plan.unmatched[0].reason
+    assert plan.unmatched[0].reason.reason is Reason.STATE_WIDTHS
 
 
 def test_a_loop_that_data_decides_about_stays() -> None:
@@ -228,7 +232,7 @@ def test_a_loop_that_data_decides_about_stays() -> None:
     *_, plan, ops = with_layers_replaced(run, SEQUENCE)
     assert RECURRENT_OP not in ops
     assert plan.unmatched[0].carrier == "If"
-    assert "whether it runs is decided by data" in plan.unmatched[0].reason
+    assert plan.unmatched[0].reason.reason is Reason.LOOP_IN_BRANCH
 
 
 @pytest.mark.parametrize("activation", [tf.tanh, tf.nn.softmax])
@@ -247,7 +251,9 @@ def test_an_implementation_is_inlined_only_if_it_is_replaced(activation: Callabl
     else:
         assert "PartitionedCall" in ops
         assert [loop.carrier for loop in plan.unmatched] == ["StatelessWhile"]
-        assert "Softmax" in plan.unmatched[0].reason
+        assert "Softmax" in str(plan.unmatched[0].reason)
+        graph = serde.from_graph_def(capture_concrete(trace).graph_def, functions=True)
+        assert plan_inference(graph).unmatched[0].reason.reason is Reason.LOOP_IN_CALL
 
 
 def test_assignments_in_a_loop_stay() -> None:
@@ -262,7 +268,7 @@ def test_assignments_in_a_loop_stay() -> None:
 
     *_, plan, ops = with_layers_replaced(run, SEQUENCE)
     assert RECURRENT_OP not in ops
-    assert "AssignAddVariableOp) has side effects" in plan.unmatched[0].reason
+    assert "AssignAddVariableOp) has side effects" in str(plan.unmatched[0].reason)
 
 
 def test_weights_are_read_when_the_function_runs() -> None:
@@ -334,7 +340,7 @@ def test_random_cells(case: tuple[Callable[..., Any], int, int]) -> None:
     step, states, units = case
     trace, replaced, plan, ops = with_layers_replaced(loop(step, states, units), SEQUENCE)
     if plan.unmatched:  # optimised away: no state is left
-        assert "no state" in plan.unmatched[0].reason
+        assert "no state" in str(plan.unmatched[0].reason)
         return
     assert ops.count(RECURRENT_OP) == 1
     compare(trace, replaced, [STEPS], 5e-5)

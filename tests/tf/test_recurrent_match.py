@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.passes.recurrent.apply import RECURRENT_OP
+from graph_passes.passes.recurrent.match import RECURRENT_OP
 from tests.tf.recurrent_replacements import (
     BATCH,
     INPUTS,

@@ -11,9 +11,12 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.graph import serde
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.passes.recurrent.plan import plan_whole
+from graph_passes.passes.recurrent.train.loop_pairs import Pair, gradient_loops
+from graph_passes.refusals import Reason
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
+from tfmem.capture import gradient_check
 from tfmem.capture.gradient_check import step_gradient_fault
 from tfmem.capture.inserted_gradients import gradients
 
@@ -153,7 +156,7 @@ def test_nothing_but_the_gradient_loop_tells(own: Any, loop: Any) -> None:
     for a, b in zip(trained(graph_def, x), trained(result, x), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     assert not plan.matches
-    assert any("its gradient is not that of its forward step" in loop.reason for loop in plan.unmatched), plan
+    assert Reason.CHECK_DIFFERS in {loop.reason.reason for loop in plan.unmatched}, plan
 
 
 def test_an_edited_gradient_loop() -> None:
@@ -171,4 +174,31 @@ def test_an_edited_gradient_loop() -> None:
     for a, b in zip(trained(graph_def, x), trained(result, x), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     assert not plan.matches
-    assert any("its gradient is not that of its forward step" in loop.reason for loop in plan.unmatched), plan
+    assert Reason.CHECK_DIFFERS in {loop.reason.reason for loop in plan.unmatched}, plan
+
+
+@pytest.mark.parametrize(
+    ("different", "reason"), [(None, Reason.CHECK_FINITE), (ValueError("no step"), Reason.CHECK_FAILED)]
+)
+def test_a_gradient_that_cannot_be_checked(
+    monkeypatch: pytest.MonkeyPatch, different: Exception | None, reason: Reason
+) -> None:
+    def found(step: Any) -> None:
+        if different is not None:
+            raise different
+
+    monkeypatch.setattr(gradient_check._Step, "different", found)
+    _, plan = optimized(graph_of(tf.identity))
+    assert {loop.reason.reason for loop in plan.unmatched} >= {reason}, plan
+
+
+def test_a_step_with_effects_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_check, "_HARMLESS", ())
+    graph = serde.from_graph_def(graph_of(tf.identity), functions=True)
+    for function in graph.functions.values():
+        for node in function.graph:
+            node.stateful = True
+    forward, backward = next(gradient_loops(graph))
+    found = step_gradient_fault(graph, Pair(forward, backward, {}, frozenset()))
+    assert found is not None
+    assert found.reason is Reason.CHECK_EFFECTS

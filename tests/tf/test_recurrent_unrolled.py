@@ -13,6 +13,7 @@ import tf_keras
 
 import tfmem
 from benchmarks.fusion.workloads import make
+from graph_passes.refusals import Reason
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 
 L, T = keras.layers, tf_keras.layers
@@ -188,7 +189,7 @@ def test_a_gradient_that_is_not_that_of_the_steps_stays(activation: Callable[[An
     report = reported(step, tf.constant(numbers(BATCH, STEPS, INPUTS)))
     assert not report.replaced
     (line,) = report.not_replaced
-    assert WITH_GRADIENT in line
+    assert str(Reason.UNROLLED_TRAINED_BECAUSE(because=Reason.STEP_GRADIENT())) in line
 
 
 def test_steps_that_a_loss_reads_one_by_one_stay() -> None:

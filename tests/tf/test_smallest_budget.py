@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.passes.offload.plan import CHUNKS
+from graph_passes.passes.offload.selection import CHUNKS
 from tests.tf.optimized_runs import in_a_process
 
 keras = tf.keras

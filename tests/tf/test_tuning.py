@@ -16,7 +16,8 @@ from custom_ops.recurrent.program import Program
 from custom_ops.recurrent.spec import RecurrentSpec
 from graph_passes.analysis.cost import device as profiles
 from graph_passes.graph.ir import Code, TensorId
-from graph_passes.passes.recurrent.apply import Direction, Kernels, Launch, Match, RecurrentPlan
+from graph_passes.passes.recurrent.match import Direction, Kernels, Launch, Match, RecurrentPlan
+from graph_passes.refusals import Reason
 from tfmem.devices import Target
 from tfmem.kernels import recurrent as tuning
 
@@ -62,8 +63,8 @@ def test_what_has_no_kernel_stays_with_the_reason(made: list[RecurrentSpec]) -> 
     plan = tuning.with_kernels(RecurrentPlan(matches), GPU, OPTIONS)
     assert [each.name for each in plan.matches] == ["a", "d"]
     assert [each.name for each in plan.unmatched] == ["b", "c"]
-    assert plan.unmatched[0].reason == "seven is not a lucky number"
-    assert "float64" in plan.unmatched[1].reason
+    assert plan.unmatched[0].reason == Reason.NO_KERNEL(detail="seven is not a lucky number")
+    assert "float64" in str(plan.unmatched[1].reason)
     assert {name: kernels.programs for name, kernels in plan.kernels.items()} == {
         "a/launch": (program_of(8),),
         "d/launch": (program_of(8),),

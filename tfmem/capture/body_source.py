@@ -56,11 +56,13 @@ class Body:
         name: of the function.
         caller: who calls it: "decoder/while/body".
         captured: the function as a graph.
+        shaped: the same with shapes.
     """
 
     name: str
     caller: str
     captured: Captured
+    shaped: tf.Graph
 
 
 def bodies(captured: Captured, graph: tf.Graph) -> list[Body]:
@@ -89,10 +91,10 @@ def bodies(captured: Captured, graph: tf.Graph) -> list[Body]:
             inner = _captured(definition, arguments, library, captured)
             try:
                 inside = shaped_graph(inner) if inner is not None else None
-            except GraphError:  # whoever runs it may know more
+            except GraphError:  # its callers may know more when it runs
                 inside = None
             if inner is not None and inside is not None:
-                found[name] = Body(name, first, inner)
+                found[name] = Body(name, first, inner, inside)
                 pending.append((f"{first}/", inner, inside))
     return list(found.values())
 

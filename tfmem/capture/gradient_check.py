@@ -22,6 +22,7 @@ from graph_passes.graph.ir import Function, Graph, TensorId, TensorSpec
 from graph_passes.graph.ops import passed
 from graph_passes.graph.serde import encode
 from graph_passes.passes.recurrent.train.loop_pairs import Pair
+from graph_passes.refusals import Reason, Refusal
 
 ROWS = 3  # what an unknown dimension is, and a number that was computed from one
 SCALES = {"float16": (1.0, 1e-1, 30.0), "bfloat16": (1.0, 1e-3, 1e4)}  # of the gradients that a step is given
@@ -34,8 +35,8 @@ ERRORS = (ValueError, TypeError, LookupError, tf.errors.OpError)
 Dims = tuple[int | None, ...] | None
 
 
-def step_gradient_fault(graph: Graph, pair: Pair) -> str:
-    """Why the gradient loop of `pair` must not be replaced by the derivative of the forward loop; "" if it may.
+def step_gradient_fault(graph: Graph, pair: Pair) -> Refusal | None:
+    """Why the gradient loop of `pair` must not be replaced by the derivative of the forward loop; None if it may.
 
     Args:
         graph: the graph around both loops.
@@ -44,7 +45,7 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> str:
     for name in (pair.forward, pair.backward):
         for node in graph.functions[name, "body"].graph:
             if node.stateful and not node.op.startswith(_HARMLESS):
-                return f"its gradient cannot be checked: '{node.name}' ({node.op}) has effects"
+                return Reason.CHECK_EFFECTS.of(node)
     error: Exception | None = None
     for rows in _sizes(graph, pair.forward):
         step = _Step(graph, pair, rows)
@@ -54,12 +55,12 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> str:
             error = error or raised
             continue
         if different is None:
-            return "its gradient cannot be checked: it is not finite at random numbers"
+            return Reason.CHECK_FINITE()
         if different:
             what = ", ".join(f"'{graph[pair.forward].inputs[place]}'" for place in different)
-            return f"its gradient is not that of its forward step (a custom gradient?): that of {what} differs"
-        return ""
-    return f"its gradient cannot be checked: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            return Reason.CHECK_DIFFERS(what=what)
+        return None
+    return Reason.CHECK_FAILED(detail=str(error).splitlines()[0] if str(error) else type(error).__name__)
 
 
 def _sizes(graph: Graph, forward: str) -> list[int]:

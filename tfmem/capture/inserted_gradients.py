@@ -20,7 +20,7 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId, TensorSpec
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.serde import encode
-from graph_passes.passes.recurrent.apply import RECURRENT_OP, Direction, Launch
+from graph_passes.passes.recurrent.match import RECURRENT_OP, Direction, Launch
 from tfmem.capture.build import set_behind
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,9 @@ from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.rewrite import Rewrite, applied, apply_rewrites
 from graph_passes.graph.source import Source
-from graph_passes.graph.verify import verify_graph
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.passes.recurrent.plan import Needs
-from graph_passes.pipeline import Outcome, Phase, run_passes
+from graph_passes.pipeline import RECURRENT, Outcome, Phase, run_passes
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import require_feeds, unique
@@ -50,13 +49,14 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
         GraphError: no fetches are given, and there are several training steps.
     """
     editor, name = LiveEditor(graph), type(graph).__name__
-    replacements = _replace_layers(graph, editor, engine, fetches)
-    step = _LiveStep(graph, editor, engine, loss, fetches)
+    source = _LiveSource(graph, editor, fetches, engine.options.input_shapes)
+    replacements = _replace_layers(graph, source, engine)
+    step = _LiveStep(graph, source, editor, engine, loss, fetches)
     _, found = within_budget(engine, name, step.read, step.make, None, bool(replacements.matches), graph)
     engine.warn_of_kept(name, replacements)
     found = with_replacements(found, replacements)
     if engine.stitches:
-        found = _stitched(graph, editor, engine, fetches, found)
+        found = _stitched(graph, source, engine, fetches, found)
     setattr(graph, REPORT, found)
     return found
 
@@ -66,9 +66,16 @@ class _LiveStep:
     TensorFlow's; edges are put back as they were (`LiveEditor.undone_on_error`), and nothing runs the ops that stay."""
 
     def __init__(
-        self, graph: Any, editor: LiveEditor, engine: Engine, loss: Any | None, fetches: Sequence[str]
+        self,
+        graph: Any,
+        source: _LiveSource,
+        editor: LiveEditor,
+        engine: Engine,
+        loss: Any | None,
+        fetches: Sequence[str],
     ) -> None:
         self._graph = graph
+        self._source = source
         self._editor = editor
         self._engine = engine
         self._loss = loss
@@ -77,7 +84,7 @@ class _LiveStep:
     def read(self) -> pipeline.Step:
         loss, fetches = self._loss, self._fetches
         run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
-        graph = _read(self._graph, self._engine.options.input_shapes, functions=True)
+        graph = self._source.read()
         step = pipeline.Step.of_session(
             graph,
             run,
@@ -104,16 +111,36 @@ class _LiveStep:
 
 
 class _LiveSource:
-    """A `graph_passes.graph.source.Source`; the old ops stay in the graph, where nothing runs them any more."""
+    """A `graph_passes.graph.source.Source`, read once until it is edited; the old ops stay in the live graph, where
+    nothing runs them any more."""
 
-    def __init__(self, graph: Graph, editor: LiveEditor, fetches: Sequence[str]) -> None:
-        self._graph = graph
+    def __init__(
+        self,
+        graph: Any,
+        editor: LiveEditor,
+        fetches: Sequence[str],
+        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """
+        Args:
+            graph: the live graph.
+            editor: of it.
+            fetches: names of what is fetched.
+            input_shapes: of inputs, where better known than in the graph.
+        """
+        self._live = graph
         self._editor = editor
         self._keep = {parse_input(name)[0].node for name in fetches}
+        self._input_shapes = input_shapes or {}
+        self._graph: Graph | None = None
+        self._with_functions = False
 
     structure = None
 
     def read(self, _: Collection[str] | None = None, functions: bool = True) -> Graph:
+        if self._graph is None or (functions and not self._with_functions):
+            self._graph = _read(self._live, self._input_shapes, functions)
+            self._with_functions = functions
         return self._graph
 
     def follow(self, _: Source) -> Mapping[str, str]:
@@ -125,24 +152,27 @@ class _LiveSource:
     def bodies(self) -> Mapping[str, Source]:
         return {}  # others may call these functions as well
 
-    def edit(self, graph: Graph, rewrites: Sequence[Rewrite]) -> Mapping[str, Exception]:
-        _, errors = applied(rewrites, graph, verify_graph)  # tried on a copy first
+    def edit(
+        self, graph: Graph, rewrites: Sequence[Rewrite], check: Callable[[Graph], object]
+    ) -> Mapping[str, Exception]:
+        _, errors = applied(rewrites, graph, check)  # tried on a copy first
+        self._graph = None
         with self._editor.undone_on_error():
             apply_rewrites([each for each in rewrites if each.name not in errors], graph, self._editor)
         return errors
 
 
-def _replace_layers(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str]) -> RecurrentPlan:
+def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> RecurrentPlan:
     """Replace recurrent layers in place.
 
     Where a function is being traced, a loop that reads variables counts as a side effect and would run in any case.
     """
     try:
-        read = _read(graph, engine.options.input_shapes, functions=engine.replaces)
+        source.read(functions=engine.replaces)
     except Exception as error:
         if not is_fault(error, reading=True):
             raise
-        return recurrent_plan({"recurrent": Outcome(failed=error)})
+        return recurrent_plan({RECURRENT.name: Outcome(failed=error)})
     needs = Needs(
         gradients,
         step_gradient_fault,
@@ -150,25 +180,24 @@ def _replace_layers(graph: Any, editor: LiveEditor, engine: Engine, fetches: Seq
         in_place=True,
         traced=graph.building_function,
     )
-    source = _LiveSource(read, editor, fetches)
-    done = run_passes(Phase.BEFORE_GRAPPLER, engine.passes, source, {"recurrent": lambda _: needs})
+    done = run_passes(Phase.BEFORE_GRAPPLER, engine.passes, source, {RECURRENT.name: lambda _: needs})
     return recurrent_plan(done) if done else RecurrentPlan()
 
 
-def _stitched(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str], found: Report) -> Report:
+def _stitched(graph: Any, source: _LiveSource, engine: Engine, fetches: Sequence[str], found: Report) -> Report:
     """Stitch regions in place, where nothing moves and nothing more of the graph is to come; the report of both."""
     if found.transfers:
         return unstitched(found, engine, PLANNED, LARGER)
     if graph.building_function:
         return unstitched(found, engine, TRACED, WHOLE)
-    read = _read(graph, engine.options.input_shapes)
+    read = source.read(functions=False)
     feeds = [node.name for node in read if node.op.startswith("Placeholder")]
     roots = unique([*(parse_input(name)[0].node for name in fetches), *sinks(read)])
     needs = fusion_needs(feeds, engine.target, engine.options, roots, in_place=True)
-    return unobserved(found, stitch(_LiveSource(read, editor, fetches), engine, needs))
+    return unobserved(found, stitch(source, engine, needs))
 
 
-def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool = False) -> Graph:
+def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool) -> Graph:
     if not input_shapes:
         return serde.from_tf_graph(graph, functions)
     captured = capture_graph(graph)

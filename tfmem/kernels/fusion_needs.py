@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import tensorflow as tf
 
 from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.device import Quiet
+from graph_passes.analysis.cost.kernels import KernelDevice, Small
 from graph_passes.analysis.device_support import CUDA
-from graph_passes.analysis.op_pattern import Kind
+from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
+from graph_passes.pass_infra import NeedsOf, Outcome
 from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU
-from graph_passes.passes.fuse.partition.score import KernelDevice, Small
-from graph_passes.passes.fuse.plan import Needs, Stitching, fault
-from graph_passes.pipeline import Outcome
+from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
+from graph_passes.passes.merge import plan as merge
+from graph_passes.passes.prepare import plan as prepare
+from graph_passes.pipeline import FUSE, MERGE, PREPARE
 from tfmem.capture.captured import op_name
 from tfmem.devices import Target
 from tfmem.kernels.fusion_programs import gpu_programs, is_timed
@@ -77,7 +81,7 @@ def fusion_needs(
         quiet: keeps steps from running while a kernel is timed.
     """
     fed = tuple(map(op_name, feeds))
-    kept = {Kind.READ, Kind.UPDATE} if in_place else set()
+    kept = {OpPattern.READ, OpPattern.UPDATE} if in_place else set()
     if not target.is_gpu:
         return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
     tf32, compilers = tf.config.experimental.tensor_float_32_execution_enabled(), Compilers()
@@ -97,20 +101,29 @@ def fusion_needs(
     )
 
 
+def after_grappler(needs: Needs) -> dict[str, NeedsOf]:
+    """What the passes after Grappler are handed, for `run_passes`, where regions are planned with `needs`."""
+    whole = needs.roots is None
+    handed: dict[str, NeedsOf] = {PREPARE.name: lambda _: prepare.Needs(whole), FUSE.name: lambda _: needs}
+    if needs.beside is not None:  # else the graph is not read for it
+        handed[MERGE.name] = lambda _: merge.Needs(needs.device, needs.beside, whole)
+    return handed
+
+
 def sinks(graph: Graph) -> list[str]:
     """Nodes that no other reads or waits for: what users may run, whatever else they do not."""
     return [node.name for node in graph if not any(graph.successors(node))]
 
 
-def stitching(done: Mapping[str, Outcome]) -> Stitching:
+def stitching(done: Mapping[str, Outcome[Any]]) -> FusionPlan:
     """What the fusion pass did; nothing where it did not run. Faults in what comes before it are in it, too."""
-    outcome = done.get("fusion")
+    outcome: Outcome[FusionPlan] | None = done.get(FUSE.name)
     if outcome is None:
-        return Stitching()
-    before = [done.get(name, Outcome()) for name in ("preparation", "merging")]
+        return FusionPlan()
+    before: list[Outcome[Any]] = [done.get(name, Outcome()) for name in (PREPARE.name, MERGE.name)]
     errors = [error for each in before for error in (*each.errors.values(), each.failed) if error is not None]
     unprepared = tuple(fault("what comes before regions", (), error) for error in errors)
-    if outcome.failed is not None:
-        return Stitching(kept=(*unprepared, fault("every region", (), outcome.failed)))
-    found: Stitching = outcome.plan
-    return Stitching(kept=unprepared).joined(found.without(outcome.errors))
+    if outcome.plan is None:
+        failed = outcome.failed or AssertionError("a pass that made no plan failed")
+        return FusionPlan(kept=(*unprepared, fault("every region", (), failed)))
+    return FusionPlan(kept=unprepared).joined(outcome.plan.without(outcome.errors))

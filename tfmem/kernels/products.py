@@ -11,9 +11,9 @@ from custom_ops.jit.image import KernelImage
 from custom_ops.matmul import kernels as matmul
 from graph_passes.analysis.cost.device import product_sizes
 from graph_passes.graph.rewrite import NewNode
-from graph_passes.passes.products.plan import Needs
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.products.plan import Needs, ProductPlan
 from graph_passes.passes.recurrent.faults import fault
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.pipeline import Outcome
 from tfmem.devices import Target
 from tfmem.kernels.recurrent import kernel_folder
@@ -31,7 +31,7 @@ def product_needs(plan: RecurrentPlan, target: Target, options: Options) -> Need
     return Needs(ours, product_sizes(target.profile.name), lambda: _programs(options, target.ordinal))
 
 
-def with_products(plan: RecurrentPlan, done: Outcome | None) -> RecurrentPlan:
+def with_products(plan: RecurrentPlan, done: Outcome[ProductPlan] | None) -> RecurrentPlan:
     """`plan`, saying also what became of its products."""
     if done is None:
         return plan

@@ -19,8 +19,9 @@ from custom_ops.recurrent.search.ranking import candidates, predict
 from custom_ops.recurrent.search.space import launched
 from custom_ops.recurrent.search.tune import tune
 from custom_ops.recurrent.spec import Configuration, Precision, RecurrentSpec
-from graph_passes.passes.recurrent.apply import Kernels, RecurrentPlan, Unmatched
+from graph_passes.passes.recurrent.match import Kernels, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.options import RecurrentOptions
+from graph_passes.refusals import Reason, Refusal
 from tfmem.devices import Target
 from tfmem.options import Options
 
@@ -73,7 +74,7 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
     if not target.is_gpu or not plan.matches:
         return replace(plan, precision=precision)
     made: dict[str, Kernels] = {}
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Refusal] = {}
     with kernel_folder(options.cache_directory) as folder:
         for (spec, batch), names in _specifications(plan, precision, reasons).items():
             go_on()
@@ -81,7 +82,7 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
             try:
                 kernels = tuned_kernels(spec, folder, batches, options.recurrent, target.ordinal)
             except KernelError as error:
-                reasons |= dict.fromkeys(names, str(error))
+                reasons |= dict.fromkeys(names, Reason.NO_KERNEL(detail=str(error)))
             else:
                 made |= dict.fromkeys(names, kernels)
     kept, left = [], []
@@ -95,7 +96,7 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
 
 
 def _specifications(
-    plan: RecurrentPlan, precision: Precision, reasons: dict[str, str]
+    plan: RecurrentPlan, precision: Precision, reasons: dict[str, Refusal]
 ) -> dict[tuple[RecurrentSpec, int | None], list[str]]:
     """The distinct kernels of a plan, with their batch if it is known, and the launches that want them; `reasons` takes
     what no GPU kernel is for."""
@@ -104,7 +105,7 @@ def _specifications(
         try:
             spec = RecurrentSpec(launch.cell, launch.units, launch.dtype, precision, len(launch.directions))  # type: ignore[arg-type]
         except KernelError as error:
-            reasons[launch.name] = str(error)
+            reasons[launch.name] = Reason.NO_KERNEL(detail=str(error))
         else:
             found.setdefault((spec, launch.batch or None), []).append(launch.name)
     return found

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
+from graph_passes import pipeline
 from graph_passes.passes.products import plan as matmul
 from graph_passes.passes.recurrent import plan
-from graph_passes.passes.recurrent.apply import RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.faults import attempt, fault, without
 from graph_passes.passes.recurrent.find.repeated import FORMS, LEAST, MODES, PRODUCTS
-from graph_passes.pipeline import Outcome, Phase, run_passes
+from graph_passes.passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.pipeline import RECURRENT, Outcome, Phase, run_passes
 from graph_passes.report import REPLACED, Report
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, every_node
@@ -59,7 +61,7 @@ def replace_recurrent(
         return captured, RecurrentPlan()
     source = CapturedSource(captured, feed_shapes, asked)
 
-    def recurrences(_: Mapping[str, Outcome]) -> plan.Needs:
+    def recurrences(_: Mapping[str, Outcome[Any]]) -> plan.Needs:
         return plan.Needs(
             gradients,
             step_gradient_fault,
@@ -69,21 +71,22 @@ def replace_recurrent(
             exits=step_gradient_exits,
         )
 
-    def products(done: Mapping[str, Outcome]) -> matmul.Needs | None:
+    def products(done: Mapping[str, Outcome[Any]]) -> matmul.Needs | None:
         return product_needs(recurrent_plan(done), target, options) if final else None
 
-    needs = {"recurrent": recurrences, "products": products}
-    done = run_passes(Phase.BEFORE_GRAPPLER, ("recurrent",), source, needs)
-    if done["recurrent"].failed:
+    needs = {RECURRENT.name: recurrences, pipeline.PRODUCTS.name: products}
+    done = run_passes(Phase.BEFORE_GRAPPLER, (RECURRENT.option,), source, needs)
+    if done[RECURRENT.name].failed:
         shaped_graph(captured, feed_shapes)  # raises the GraphError of a graph that was none before
-    return source.captured, with_products(recurrent_plan(done), done.get("products"))
+    return source.captured, with_products(recurrent_plan(done), done.get(pipeline.PRODUCTS.name))
 
 
-def recurrent_plan(done: Mapping[str, Outcome]) -> RecurrentPlan:
+def recurrent_plan(done: Mapping[str, Outcome[Any]]) -> RecurrentPlan:
     """What the recurrent pass did."""
-    found = done["recurrent"]
-    if found.failed:
-        return RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", found.failed),))
+    found: Outcome[RecurrentPlan] = done[RECURRENT.name]
+    if found.plan is None:
+        failed = found.failed or AssertionError("a pass that made no plan failed")
+        return RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", failed),))
     return without(found.plan, found.errors)
 
 

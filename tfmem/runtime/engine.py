@@ -19,7 +19,7 @@ from graph_passes.decision import Decision, Missed
 from graph_passes.errors import NoGradientError, ReplicasError, UnknownShapeError
 from graph_passes.graph.ir import Graph, Node
 from graph_passes.passes.offload.plan import OffloadPlan
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.pipeline import Phase, runs
 from graph_passes.report import Report, unenforced
 from tfmem.devices import Target, memory

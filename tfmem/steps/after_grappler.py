@@ -10,13 +10,13 @@ import tensorflow as tf
 from custom_ops.background import go_on
 from graph_passes.decision import Fusion
 from graph_passes.graph.source import Source
-from graph_passes.passes.fuse.plan import Needs, Stitching, fault
+from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
 from graph_passes.pipeline import Phase, run_passes
 from graph_passes.report import STITCHED, Report
 from tfmem.capture.captured import Captured, every_node
 from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.grappler import run_grappler
-from tfmem.kernels.fusion_needs import fusion_needs, stitching
+from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 from tfmem.runtime.engine import Engine
 
 BY_MODEL = "stitched, as the model has it: nothing was timed"
@@ -51,7 +51,7 @@ def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
     return run_grappler(captured, device=engine.target.kind, nested=engine.stitches, keep_layout=True)
 
 
-def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> tuple[Captured, Stitching]:
+def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> tuple[Captured, FusionPlan]:
     """What Grappler left, after the passes of `AFTER_GRAPPLER`, and what they did.
 
     Args:
@@ -65,7 +65,7 @@ def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None 
     return source.captured, done
 
 
-def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
+def stitch(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
     """Edits `source`, and the functions that it calls, by the passes of `AFTER_GRAPPLER`, and says what they did; warns
     of faults."""
     done = _stitched(source, engine, needs)
@@ -73,8 +73,8 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
         called = source.bodies() if engine.stitches else {}
     except Exception as error:  # whatever it is, functions stay as they were
         called = {}
-        done = done.joined(Stitching(kept=(fault("every region of a called function", (), error),)))
-    planned: dict[Hashable, tuple[Source, Stitching]] = {}
+        done = done.joined(FusionPlan(kept=(fault("every region of a called function", (), error),)))
+    planned: dict[Hashable, tuple[Source, FusionPlan]] = {}
     for caller, body in called.items():
         go_on()
         inside = _as_before(body, planned)
@@ -90,7 +90,7 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
     return done
 
 
-def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, Stitching]]) -> Stitching | None:
+def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, FusionPlan]]) -> FusionPlan | None:
     """What became of a body that is equal to one before it; None if none is."""
     if body.structure is None or body.structure not in planned:
         return None
@@ -101,26 +101,23 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, Stitching]
         return None
 
 
-def _stitched(source: Source, engine: Engine, needs: Needs) -> Stitching:
-    handed = dict.fromkeys(("preparation", "fusion"), lambda _: needs)
-    if needs.beside is not None:  # else the graph is not read for it
-        handed["merging"] = lambda _: needs
-    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, handed))
+def _stitched(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
+    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, after_grappler(needs)))
 
 
-def with_regions(report: Report, done: Stitching, why: str) -> Report:
+def with_regions(report: Report, done: FusionPlan, why: str) -> Report:
     """`report`, saying also what was stitched, and why it runs so or not."""
-    kept = [(name, region.reason) for region in done.kept for name in region.members]
+    kept = [(name, str(region.reason)) for region in done.kept for name in region.members]
     return replace(
         report,
         regions=tuple(region.record for region in done.regions),
-        not_stitched=(*done.reasons.items(), *kept),
+        not_stitched=(*((name, str(reason)) for name, reason in done.reasons.items()), *kept),
         fusion=why,
         notes=(*report.notes, *(region.traceback for region in done.kept if region.traceback)),
     )
 
 
-def unobserved(report: Report, done: Stitching) -> Report:
+def unobserved(report: Report, done: FusionPlan) -> Report:
     """`report` of a graph that nobody runs here, so that its regions cannot be timed."""
     if not done.regions:
         return replace(with_regions(report, done, NOTHING), fusion_state=Fusion.LEFT)

@@ -15,8 +15,7 @@ from graph_passes.analysis.memory.simulate import uncounted
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Missed
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.passes.offload.apply import Probing
-from graph_passes.passes.offload.plan import OffloadPlan, tighter
+from graph_passes.passes.offload.plan import OffloadPlan, Probing, tighter
 from graph_passes.report import Report
 from tfmem.runtime.arena import find_room, keep_apart, separate
 from tfmem.runtime.engine import NOT_PLANNABLE, Engine

@@ -13,9 +13,9 @@ from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
 from graph_passes.graph.verify import verify_graph
-from graph_passes.passes.fuse.plan import Stitching
+from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.passes.offload.plan import OffloadPlan
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, op_name, require_feeds, unique
@@ -137,7 +137,7 @@ def _stitched(captured: Captured, engine: Engine, found: Report, fetches: Sequen
         if not is_fault(error, reading=True):
             raise
         note = fault_note(engine, "GraphDef", error, "stitching", "the graph stays as it was")
-        planned, done, found = captured, Stitching(), replace(found, notes=(*found.notes, note))
+        planned, done, found = captured, FusionPlan(), replace(found, notes=(*found.notes, note))
     return planned if done.regions else captured, unobserved(found, done)
 
 

@@ -9,15 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from graph_passes import pipeline
-from graph_passes.analysis.memory.region import keep_variables_in_place
+from graph_passes.analysis.memory.region import waits_in_place, with_waits
 from graph_passes.analysis.memory.replicas import shared_by
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
-from graph_passes.passes.offload.apply import Probing
-from graph_passes.passes.offload.plan import OffloadPlan
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.offload.plan import OffloadPlan, Probing
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, every_node, require_feeds
@@ -136,7 +135,7 @@ class Trace:
         inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
         graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred, functions=True)
         if engine.target.is_gpu:
-            keep_variables_in_place(graph)
+            graph = with_waits(graph, waits_in_place(graph))
         fetches = [parse_input(name)[0] for name in self._captured.fetches]
         self.can_dry_run = engine.target.is_gpu and can_dry_run(graph)
         step = pipeline.Step.read(

@@ -14,7 +14,6 @@ from typing import Any
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
 
-LOOPS = frozenset({"While", "StatelessWhile"})
 PARTS = ("body", "f", "then_branch", "else_branch")  # attributes that name what a node runs
 MOST_STEPS = 20_000  # of a loop that are counted: one takes some 20 us
 _VARIANT = "variant"
@@ -72,7 +71,7 @@ def list_sizes(graph: Graph, position: Mapping[str, int] | None = None) -> dict[
     for node in graph:
         lists = [tensor for tensor in graph.tensors(node) if _is_list(graph, tensor)]
         lists.sort(key=read_last, reverse=True)
-        if lists and node.op in LOOPS:
+        if lists and node.op in ops.LOOPS:
             found |= _of_loop(graph, node, lists, found)
         elif lists and any((node.name, part) in graph.functions for part in PARTS):
             found |= {tensor: _of_call(graph, node, tensor) for tensor in lists}
@@ -191,7 +190,7 @@ class _Inside:
                 item, before = self.item(node.inputs[_ADDS[node.op]]), node.inputs[0]
             elif node.op == "OptionalFromValue":
                 return self.items(node.inputs)
-            elif node.op in LOOPS and tensor in self.within:
+            elif node.op in ops.LOOPS and tensor in self.within:
                 item, before = self.within[tensor], node.inputs[tensor.index]
             else:
                 return None

@@ -13,15 +13,10 @@ from graph_passes.errors import UnknownShapeError
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.merged import is_paired
+from graph_passes.refusals import Reason, Refusal
 
 SMALLEST_MOVED = 1 << 16  # a copy's fixed cost (about 10 us) moves this much
-PINNED_SMALL = "smaller than 64 KiB"
-PAIRED = "oneDNN's gradient reads it straight from the op that made it"
-UNKNOWN_SIZE = "its size is not known before it runs"
 SLICED = "TensorListFromTensor"  # its elements are parts of the tensor's buffer
-SHARED = "a list shares it"
-LIST = "a loop fills it"
-UNKNOWN_LIST = "what a loop puts in is not known before it runs"
 
 
 def build_timeline(
@@ -43,8 +38,8 @@ def build_timeline(
             the uses (see `turning_point`).
         merging: whether oneDNN's layout pass runs after all others, which looks for pairs of ops.
 
-    A tensor of unknown size that waits for a later use is a buffer of no bytes, pinned by `UNKNOWN_SIZE`; a list of
-    which it is not known what a loop puts in, by `UNKNOWN_LIST`.
+    A tensor of unknown size that waits for a later use is a buffer of no bytes, pinned by `Reason.UNKNOWN_SIZE`. A list
+    of which it is not known what a loop puts in is pinned by `Reason.LIST_UNKNOWN`.
     """
     position = {name: index for index, name in enumerate(order)}
     owner = _owners(graph, order, position)
@@ -64,7 +59,7 @@ def build_timeline(
         if root in lists:
             size = lists[root] or ListSize()
             pauses += [(a, b) for a, b in pairwise((start, *uses)) if b - a > 1 and size.nbytes >= SMALLEST_MOVED]
-            reason = UNKNOWN_LIST if lists[root] is None else LIST
+            reason = Reason.LIST_UNKNOWN() if lists[root] is None else Reason.LIST_FILLED()
             held = Buffer(root, size.nbytes, start, tuple(uses), tuple(views), pinned_by=reason)
             buffers.append(replace(held, element=size.element, fetched=not fetched.isdisjoint(views)))
             continue
@@ -73,14 +68,14 @@ def build_timeline(
         nbytes = spec.nbytes if spec else None
         if nbytes is None:
             if _matters(graph, root, start, uses):
-                buffers.append(Buffer(root, 0, start, tuple(uses), tuple(views), pinned_by=UNKNOWN_SIZE))
+                buffers.append(Buffer(root, 0, start, tuple(uses), tuple(views), pinned_by=Reason.UNKNOWN_SIZE()))
             continue
         is_fetched = any(view in fetched for view in views)
         pinned = _pinned(graph, position, views, tuple(uses), is_fetched)
         if not pinned and merging and is_paired(graph, root):
-            pinned = PAIRED
+            pinned = Reason.PAIRED()
         reads = [use for use in uses if use not in only_updates]
-        if reads and pinned != PINNED_SMALL:
+        if reads and pinned != Reason.SMALL():
             pauses += [(a, b) for a, b in pairwise((start, *reads)) if b - a > 1]
         if nbytes:
             written = tuple(sorted(position[view.node] for view in views))
@@ -178,26 +173,26 @@ def _pinned(
     views: Sequence[TensorId],
     uses: Sequence[int],
     is_fetched: bool,
-) -> str:
-    """Why the buffer cannot be moved, or ""."""
+) -> Refusal | None:
+    """Why the buffer cannot be moved, if it cannot."""
     root = views[0]
     spec, node = graph.specs[root], graph[root.node]
     if spec.dtype not in ops.FIXED_SIZE:
-        return f"dtype {spec.dtype} has no fixed element size"
+        return Reason.NO_SIZE(dtype=spec.dtype)
     if (spec.nbytes or 0) < SMALLEST_MOVED:
-        return PINNED_SMALL
+        return Reason.SMALL()
     if spec.dtype == "int32":
-        return "TensorFlow keeps int32 tensors in host memory"
+        return Reason.HOST_INT32()
     if is_fetched:
-        return "the step returns it"
+        return Reason.RETURNED()
     if any(graph[view.node].op == SLICED for view in views):
-        return SHARED
+        return Reason.LIST_SHARES()
     if node.op in ops.COLLECTIVES:
-        return f"{node.op} talks to other devices"
+        return Reason.COLLECTIVE(op=node.op)
     for last, following in pairwise((position[root.node], *uses)):
         if following - last > 1 and len({graph.specs[v].shape for v in read_across(graph, position, views, last)}) > 1:
-            return "it is read under several shapes"
-    return ""
+            return Reason.SEVERAL_SHAPES()
+    return None
 
 
 def read_across(graph: Graph, position: Mapping[str, int], views: Sequence[TensorId], last: int) -> list[TensorId]:
@@ -229,7 +224,7 @@ def refuse_open(graph: Graph, timeline: Timeline, of_data: Container[TensorId]) 
         UnknownShapeError: a tensor that waits for a later use has an unknown dimension, as an input has.
     """
     given = open_inputs(graph)
-    waiting = (buffer.tensor for buffer in timeline.buffers if buffer.pinned_by == UNKNOWN_SIZE)
+    waiting = (buffer.tensor for buffer in timeline.buffers if buffer.pinned_by == Reason.UNKNOWN_SIZE())
     root = next((tensor for tensor in waiting if tensor not in of_data), None)
     if not given or root is None:
         return

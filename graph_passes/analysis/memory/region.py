@@ -47,23 +47,35 @@ def reads_before_updates(graph: Graph) -> list[tuple[str, str]]:
     return pairs
 
 
-def keep_variables_in_place(graph: Graph) -> None:
-    """Make each update wait for all that read the value before it, as far as that closes no cycle.
+def waits_in_place(graph: Graph) -> list[tuple[str, str]]:
+    """Pairs (update, op that reads the value before it) for edges that keep variables where they lie, as far as these
+    edges close no cycle.
 
-    TensorFlow updates a variable where it lies if nobody holds its old value. Otherwise it writes a copy: the variable
+    TensorFlow updates a variable where it lies if no op holds its old value. Otherwise it writes a copy: the variable
     has moved, into the middle of what a large tensor needs in the next step.
     """
+    copy, pairs = graph.working_copy(), list[tuple[str, str]]()
     reads: dict[TensorId, list[str]] = {}
-    for node in graph:
+    for node in copy:
         if node.op == "ReadVariableOp":
-            reads.setdefault(source(graph, node.inputs[0]), []).append(node.name)
-    for update in [node for node in graph if ops.is_update(node.op) and node.op != "AssignVariableOp"]:
+            reads.setdefault(source(copy, node.inputs[0]), []).append(node.name)
+    for update in [node for node in copy if ops.is_update(node.op) and node.op != "AssignVariableOp"]:
         for variable in update.inputs:
-            for read in reads.get(source(graph, variable), ()):
-                for reader in _readers(graph, TensorId(read)):
-                    later = reader in graph.reached([update.name], graph.successors)
-                    if not later and reader not in graph.predecessors(update):
-                        graph.add_control(update.name, reader)
+            for read in reads.get(source(copy, variable), ()):
+                for reader in _readers(copy, TensorId(read)):
+                    later = reader in copy.reached([update.name], copy.successors)
+                    if not later and reader not in copy.predecessors(update):
+                        copy.add_control(update.name, reader)
+                        pairs.append((update.name, reader))
+    return pairs
+
+
+def with_waits(graph: Graph, pairs: Sequence[tuple[str, str]]) -> Graph:
+    """A copy of `graph` in which the first op of each pair waits for the second."""
+    found = graph.copy()
+    for update, reader in pairs:
+        found.add_control(update, reader)
+    return found
 
 
 def _readers(graph: Graph, variable: TensorId) -> list[str]:

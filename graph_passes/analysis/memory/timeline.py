@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_passes.graph.ir import TensorId
+from graph_passes.refusals import Refusal
 
 # TensorFlow's CPU allocator with oneDNN on (mkl_cpu_allocator.h, kSmallAllocationsThreshold): smaller buffers come from
 # another allocator, which keeps no statistics. A larger one gets a whole chunk, if no smaller one is free, of up to
@@ -52,7 +53,7 @@ class Buffer:
         views: every tensor that shares it, `tensor` first.
         written: positions at which one of its views is made, ascending; the last of them before a gap is when its
             content is final.
-        pinned_by: why it cannot be moved, or "" if it can.
+        pinned_by: why it cannot be moved, if it cannot.
         fetched: whether it stays alive after the last op, because the step returns it.
         recompute_until: the last position at which the op that made it could recompute it, for what that reads is still
             there; -1 if it never could.
@@ -69,7 +70,7 @@ class Buffer:
     uses: tuple[int, ...]
     views: tuple[TensorId, ...] = ()
     written: tuple[int, ...] = ()
-    pinned_by: str = ""
+    pinned_by: Refusal | None = None
     fetched: bool = False
     recompute_until: int = -1
     recompute_inputs: tuple[int, ...] = ()

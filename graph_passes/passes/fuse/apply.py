@@ -1,21 +1,21 @@
-"""What a `Stitching` does to a graph; makes no choice."""
+"""What a `FusionPlan` does to a graph; makes no choice."""
 
 from __future__ import annotations
 
 from graph_passes.analysis.dependences import waited
 from graph_passes.graph.ir import AttrValue, Code, DataType, Graph, TensorId
 from graph_passes.graph.rewrite import NewNode, Rewrite
-from graph_passes.passes.fuse.plan import Stitched, Stitching, place_of
+from graph_passes.passes.fuse.plan import FusionPlan, RegionPlan, place_of
 
 FUSION_OP = "TfmemFusion"
 
 
-def fusion_rewrites(plan: Stitching, graph: Graph) -> list[Rewrite]:
+def fusion_rewrites(plan: FusionPlan, graph: Graph) -> list[Rewrite]:
     """Each region becomes one op."""
     return [_rewrite(region, graph) for region in plan.regions]
 
 
-def _rewrite(stitched: Stitched, graph: Graph) -> Rewrite:
+def _rewrite(stitched: RegionPlan, graph: Graph) -> Rewrite:
     lowered, members = stitched.lowered, stitched.plan.members
     inside, region = set(members), lowered.region
     attrs: dict[str, AttrValue] = {

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, Step, TensorType, View
-from graph_passes.analysis.op_pattern import Kind, meaning
+from graph_passes.analysis.op_pattern import OpPattern, pattern_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, Use
 from graph_passes.graph.ops import IDENTITIES, passed
 from graph_passes.lower.kernel import lower_kernel, source
 from graph_passes.lower.shapes import Shapes, variable_spec
 from graph_passes.lower.writer import Held, LoweringError, Value
+from graph_passes.refusals import Reason
 
-_ALONE = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL, Kind.READ, Kind.VIEW})
+_ALONE = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL, OpPattern.READ, OpPattern.VIEW})
 
 
 @dataclass(frozen=True)
-class LoweredRegion:
+class Lowered:
     """A region, and what its inputs, variables and outputs are in the graph.
 
     Attributes:
@@ -46,7 +47,7 @@ def lower_region(
     shapes: Shapes | None = None,
     called: Collection[str] = (),
     kernels: Collection[str] = (),
-) -> LoweredRegion:
+) -> Lowered:
     """The region that runs these steps one after the other.
 
     Args:
@@ -118,7 +119,7 @@ class _Builder:
         self._kernels = kernels
         self._shapes = shapes
         self._members = dict.fromkeys(name for step in steps for name in step)
-        self._meanings = {name: meaning(graph, graph[name]) for name in self._members}
+        self._op_patterns = {name: pattern_of(graph, graph[name]) for name in self._members}
         self._variables: dict[TensorId, int] = {}
         self._specs: list[TensorSpec] = []
         self._held: dict[int, _Key] = {}  # what each variable holds by now, as far as it is known
@@ -128,19 +129,19 @@ class _Builder:
 
     def add(self, step: Sequence[str]) -> None:
         """One more step."""
-        kind = self._meanings[step[0]].kind if len(step) == 1 else None
+        kind = self._op_patterns[step[0]].pattern if len(step) == 1 else None
         node = self._graph[step[0]]
         if node.name in self._called:
             self._call(node)
-        elif kind == Kind.READ:
+        elif kind == OpPattern.READ:
             self._renamed[TensorId(node.name)] = self._value_of(node, 0)
-        elif kind == Kind.VIEW and node.op in IDENTITIES:
+        elif kind == OpPattern.VIEW and node.op in IDENTITIES:
             self._renamed[TensorId(node.name)] = self._key(node.inputs[0])
-        elif kind == Kind.VIEW:
+        elif kind == OpPattern.VIEW:
             self._view(self._key(node.inputs[0]), TensorId(node.name))
         elif kind in _ALONE and node.name not in self._kernels:
             self._call(node)
-        elif kind == Kind.UPDATE and node.op == "AssignVariableOp":
+        elif kind == OpPattern.UPDATE and node.op == "AssignVariableOp":
             self._assign(node, 0, self._key(node.inputs[1]))
         else:
             self._kernel(step)
@@ -153,7 +154,7 @@ class _Builder:
         )
 
     def _kernel(self, members: Sequence[str]) -> None:
-        written = any(self._meanings[name].writes for name in members)
+        written = any(self._op_patterns[name].writes for name in members)
         outputs = [tensor for name in members for tensor in self._graph.tensors(self._graph[name])]
         wanted = [tensor for tensor in outputs if self._is_read(tensor, set(members))]
         shown = {tensor: source(self._graph, set(members), tensor) for tensor in wanted}
@@ -206,7 +207,7 @@ class _Builder:
     def _needs(self, use: Use) -> bool:
         """Whether an op reads the numbers of an input; outside of the region anything may."""
         inside = use.node in self._members and use.node not in self._called
-        return not inside or use.index in self._meanings[use.node].operands
+        return not inside or use.index in self._op_patterns[use.node].operands
 
     def _key(self, tensor: TensorId) -> _Key:
         return self._renamed.get(tensor, tensor)
@@ -217,7 +218,7 @@ class _Builder:
         if handle not in self._variables:
             spec = variable_spec(self._graph, node.name, place)
             if spec is None:
-                raise LoweringError(f"'{node.name}': a variable of unknown shape")
+                raise LoweringError(Reason.VARIABLE_UNKNOWN.of(node))
             self._variables[handle] = len(self._specs)
             self._specs.append(spec)
         return self._variables[handle]
@@ -235,7 +236,7 @@ class _Builder:
         self._drafts.append(_Draft((value,), (), lambda given, _: Assign(variable, given[0])))
         self._held[variable] = value
 
-    def finish(self) -> LoweredRegion:
+    def finish(self) -> Lowered:
         """The region, its values numbered."""
         made = [key for draft in self._drafts for key in draft.made]
         outputs = tuple(
@@ -261,7 +262,7 @@ class _Builder:
             steps=tuple(draft.step(numbers(draft.given), numbers(draft.made)) for draft in self._drafts),
             outputs=numbers([self._key(tensor) for tensor in outputs]),
         )
-        return LoweredRegion(region, inputs, tuple(self._variables), outputs)
+        return Lowered(region, inputs, tuple(self._variables), outputs)
 
     def _type(self, key: _Key) -> TensorType:
         if isinstance(key, _Read):
@@ -270,11 +271,11 @@ class _Builder:
             return TensorType(self._type(key.key).dtype, key.shape)
         spec = self._shapes.spec(key)
         if spec is None:
-            raise LoweringError(f"'{key}' of unknown shape")
+            raise LoweringError(Reason.TENSOR_UNKNOWN(tensor=key))
         return _tensor_type(spec)
 
 
 def _tensor_type(spec: TensorSpec) -> TensorType:
     if spec.shape is None:
-        raise LoweringError("a tensor of unknown rank")
+        raise LoweringError(Reason.TENSOR_RANK())
     return TensorType(spec.dtype, spec.shape)

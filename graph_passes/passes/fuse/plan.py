@@ -1,8 +1,21 @@
-"""The regions of a graph, each as what one op runs; a region over which anything fails stays as it was."""
+r"""The regions of a graph, each as what one op runs; where anything fails over a region, its ops stay single ops.
+
+The hard case: a path that leaves a set of ops and comes back, so that the set can be no one op.
+
+    a --> exp ---------------> add --> out        {exp, add} would wait for the sort, which waits for exp:
+           \--> sort (no rule) --/                two regions, {a, exp} and {add, out}, on the two sides of the sort
+
+Growing sets edge by edge meets such cycles one at a time. Instead each op gets a level from the ops that stay outside
+(`analysis/dependences.py`), and what shares a level is acyclic by construction. The steps of `plan_fusion`:
+
+    patterns_of, within, on_a_cpu   what each op is like, and what the device cannot do
+    _running_together               sets of nodes of which all run whenever one does
+    partition_graph                 candidates, and the steps of each: kernels, calls, views (`partition/partition.py`)
+    _planned                        each candidate lowered to a `Region`, with its kernels: a `RegionPlan`
+"""
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,19 +26,20 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
+from graph_passes import refusals
+from graph_passes.analysis.cost.kernels import Beside, KernelDevice
 from graph_passes.analysis.device_support import Capabilities, on_a_cpu, within
-from graph_passes.analysis.op_pattern import Kind, Meaning, meanings
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.graph.source import Source
+from graph_passes.graph.source import Readable
 from graph_passes.lower.kernel import lower_kernel, require_kernel
 from graph_passes.lower.shapes import TRANSPOSES, Shapes
 from graph_passes.lower.writer import LoweringError
-from graph_passes.passes.fuse.lower_region import Encode, LoweredRegion, lower_region
-from graph_passes.passes.fuse.partition.partition import ON_CPU, FusionPlan, RegionPlan, StepKind, plan_fusion
-from graph_passes.passes.fuse.partition.score import Beside, KernelDevice, Measure, Refuse
+from graph_passes.passes.fuse.lower_region import Encode, Lowered, lower_region
+from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, Schedule, StepKind, partition_graph
+from graph_passes.passes.fuse.partition.score import Measure, Refuse
+from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import RegionRecord, StepRecord
-
-QUOTED = re.compile(r"'([^':]+)(:[0-9]+)?'")  # a node or a tensor in a reason
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class Needs:
     device: KernelDevice
     home: str
     encode: Encode
-    kinds: Collection[Kind] = ON_CPU
+    kinds: Collection[OpPattern] = ON_CPU
     fed: Collection[str] = ()
     roots: Collection[str] | None = None
     capabilities: Capabilities | None = None
@@ -61,7 +75,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Stitched:
+class RegionPlan:
     """One region that runs as one op.
 
     Attributes:
@@ -76,8 +90,8 @@ class Stitched:
     """
 
     name: str
-    plan: RegionPlan
-    lowered: LoweredRegion
+    plan: Schedule
+    lowered: Lowered
     text: str
     record: RegionRecord
     renamed: tuple[str, ...] = ()
@@ -86,7 +100,7 @@ class Stitched:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Unfused:
     """A region that stays as it was.
 
     Attributes:
@@ -99,13 +113,13 @@ class Kept:
 
     name: str
     members: tuple[str, ...]
-    reason: str
+    reason: Refusal
     traceback: str = ""
     warned: bool = False
 
 
 @dataclass(frozen=True)
-class Stitching:
+class FusionPlan:
     """What becomes of a graph.
 
     Attributes:
@@ -114,26 +128,23 @@ class Stitching:
         reasons: why a node is in no region, for each that is in none.
     """
 
-    regions: tuple[Stitched, ...] = ()
-    kept: tuple[Kept, ...] = ()
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    regions: tuple[RegionPlan, ...] = ()
+    kept: tuple[Unfused, ...] = ()
+    reasons: Mapping[str, Refusal] = field(default_factory=dict)
 
-    def without(self, errors: Mapping[str, Exception]) -> Stitching:
+    def without(self, errors: Mapping[str, Exception]) -> FusionPlan:
         """This, less the regions named in `errors`, whose rewrite could not be carried out."""
         lost = [each for each in self.regions if each.name in errors]
         failed = [fault(each.name, each.plan.members, errors[each.name]) for each in lost]
         left = tuple(each for each in self.regions if each.name not in errors)
         return replace(self, regions=left, kept=(*self.kept, *failed))
 
-    def joined(self, other: Stitching) -> Stitching:
+    def joined(self, other: FusionPlan) -> FusionPlan:
         """This, and what becomes of another graph."""
-        return Stitching((*self.regions, *other.regions), (*self.kept, *other.kept), {**self.reasons, **other.reasons})
+        return FusionPlan((*self.regions, *other.regions), (*self.kept, *other.kept), {**self.reasons, **other.reasons})
 
-    def named(self, names: Mapping[str, str]) -> Stitching:
+    def named(self, names: Mapping[str, str]) -> FusionPlan:
         """This as the report has it, which is about a graph of the same ops, called otherwise: by the names here."""
-
-        def told(reason: str) -> str:
-            return QUOTED.sub(lambda found: f"'{names.get(found[1], found[1])}{found[2] or ''}'", reason)
 
         def record(region: RegionRecord) -> RegionRecord:
             steps = (
@@ -143,34 +154,38 @@ class Stitching:
 
         regions = tuple(replace(each, record=record(each.record)) for each in self.regions)
         kept = tuple(
-            replace(each, members=tuple(names.get(name, name) for name in each.members), reason=told(each.reason))
+            replace(
+                each, members=tuple(names.get(name, name) for name in each.members), reason=each.reason.renamed(names)
+            )
             for each in self.kept
         )
-        return Stitching(regions, kept, {names.get(name, name): told(why) for name, why in self.reasons.items()})
+        return FusionPlan(
+            regions, kept, {names.get(name, name): why.renamed(names) for name, why in self.reasons.items()}
+        )
 
-    def within(self, caller: str) -> Stitching:
+    def within(self, caller: str) -> FusionPlan:
         """This as the report has it, which is about a function that `caller` calls: "while/body"."""
         regions = tuple(replace(each, record=each.record.within(caller)) for each in self.regions)
         kept = tuple(
             replace(each, name=f"{caller}/{each.name}", members=tuple(f"{caller}/{name}" for name in each.members))
             for each in self.kept
         )
-        return Stitching(regions, kept, {f"{caller}/{name}": why for name, why in self.reasons.items()})
+        return FusionPlan(regions, kept, {f"{caller}/{name}": why for name, why in self.reasons.items()})
 
 
-def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
+def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
     """The regions of a graph after Grappler, and the graph."""
     graph = source.read(functions=False)
     keep = source.keep(graph)
-    known = _without_names(graph, meanings(graph), {*keep, *(needs.roots or ())})
+    known = _without_names(graph, patterns_of(graph), {*keep, *(needs.roots or ())})
     known = within(needs.capabilities, graph, known, keep) if needs.capabilities else on_a_cpu(graph, known)
     shapes = Shapes(graph)
 
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
-    regions: list[RegionPlan] = []
-    reasons: dict[str, str] = {}
+    regions: list[Schedule] = []
+    reasons: dict[str, Refusal] = {}
     for names in _running_together(graph, needs.roots):
-        plan = plan_fusion(
+        plan = partition_graph(
             graph,
             known if len(names) == len(graph) else _only(names, known),
             needs.device,
@@ -183,23 +198,24 @@ def plan_stitching(source: Source, needs: Needs) -> tuple[Stitching, Graph]:
         )
         regions += plan.regions
         reasons |= {name: why for name, why in plan.reasons.items() if name in names}
-    plan = FusionPlan(tuple(regions), reasons)
-    return _stitched(graph, plan, needs, keep, fetched, shapes), graph
+    plan = Partition(tuple(regions), reasons)
+    return _planned(graph, plan, needs, keep, fetched, shapes), graph
 
 
 def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
     """Says of nodes of a graph why they cannot be one kernel; of `keep` the names are fetched."""
 
-    def refuse(members: Sequence[str]) -> str:
+    def refuse(members: Sequence[str]) -> Refusal | None:
         made = leaving(graph, members, keep)
         try:
             if any(graph[name].op in TRANSPOSES for name in members):
                 kernel = lower_kernel(graph, members, made, shapes)
-                return refused_product(Pattern.of(kernel.program, kernel.input_shapes))
+                detail = refused_product(Pattern.of(kernel.program, kernel.input_shapes))
+                return Reason.PRODUCT_TILES(detail=detail) if detail else None
             require_kernel(graph, members, made, shapes)
         except LoweringError as error:
-            return str(error)
-        return ""
+            return error.refusal
+        return None
 
     return refuse
 
@@ -227,21 +243,23 @@ def _running_together(graph: Graph, roots: Collection[str] | None) -> list[set[s
     return [names for names in found.values() if len(names) > 1]
 
 
-def _only(names: Collection[str], known: Mapping[str, Meaning]) -> dict[str, Meaning]:
-    apart = Meaning(Kind.OPAQUE, "a caller may run it without the others")
-    return {name: each if name in names or each.kind is Kind.CONSTANT else apart for name, each in known.items()}
+def _only(names: Collection[str], known: Mapping[str, NodePattern]) -> dict[str, NodePattern]:
+    apart = NodePattern(OpPattern.OPAQUE, Reason.RUN_ALONE())
+    return {
+        name: each if name in names or each.pattern is OpPattern.CONSTANT else apart for name, each in known.items()
+    }
 
 
-def _stitched(
+def _planned(
     graph: Graph,
-    plan: FusionPlan,
+    plan: Partition,
     needs: Needs,
     keep: Collection[str],
     fetched: Sequence[TensorId],
     shapes: Shapes,
-) -> Stitching:
-    regions: list[Stitched] = []
-    kept: list[Kept] = []
+) -> FusionPlan:
+    regions: list[RegionPlan] = []
+    kept: list[Unfused] = []
     names = _names(graph, len(plan.regions))
     for name, region in zip(names, plan.regions, strict=True):
         try:
@@ -256,16 +274,16 @@ def _stitched(
                 else ()
             )
         except LoweringError as error:
-            kept.append(Kept(name, region.members, str(error)))
+            kept.append(Unfused(name, region.members, error.refusal))
         except KernelError as error:
-            kept.append(Kept(name, region.members, str(error), warned=True))
+            kept.append(Unfused(name, region.members, Reason.NO_KERNEL(detail=str(error)), warned=True))
         except Exception as error:  # whatever it is, the step runs without this region
             kept.append(fault(name, region.members, error))
         else:
             renamed = tuple(member for member in region.members if member in keep)
             record = _record(name, region, graph)
-            regions.append(Stitched(name, region, lowered, text, record, renamed, programs, needs.timed))
-    return Stitching(tuple(regions), tuple(kept), plan.reasons)
+            regions.append(RegionPlan(name, region, lowered, text, record, renamed, programs, needs.timed))
+    return FusionPlan(tuple(regions), tuple(kept), plan.reasons)
 
 
 def place_of(graph: Graph, members: Sequence[str]) -> str:
@@ -280,13 +298,13 @@ def _names(graph: Graph, count: int) -> list[str]:
     return [f"{prefix}_{place}" for place in range(count)]
 
 
-def _without_names(graph: Graph, known: Mapping[str, Meaning], named: Collection[str]) -> dict[str, Meaning]:
+def _without_names(graph: Graph, known: Mapping[str, NodePattern], named: Collection[str]) -> dict[str, NodePattern]:
     """Nodes that callers name stay, unless they have one output: that one can be given the name."""
-    alone = Meaning(Kind.OPAQUE, "callers ask for it by its name, which is not that of one tensor")
+    alone = NodePattern(OpPattern.OPAQUE, Reason.NOT_ALONE())
     return {name: alone if name in named and graph[name].outputs != 1 else each for name, each in known.items()}
 
 
-def _record(name: str, region: RegionPlan, graph: Graph) -> RegionRecord:
+def _record(name: str, region: Schedule, graph: Graph) -> RegionRecord:
     place = {member: number for number, step in enumerate(region.steps) for member in step.members}
     steps = []
     for number, step in enumerate(region.steps):
@@ -296,7 +314,7 @@ def _record(name: str, region: RegionPlan, graph: Graph) -> RegionRecord:
     return RegionRecord(name, tuple(steps))
 
 
-def fault(name: str, members: tuple[str, ...], error: Exception) -> Kept:
+def fault(name: str, members: tuple[str, ...], error: Exception) -> Unfused:
     """What the report says of a region that stays because tfmem failed."""
-    reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
-    return Kept(name, members, reason, "".join(traceback.format_exception(error)), warned=True)
+    reason = refusals.fault(error)
+    return Unfused(name, members, reason, "".join(traceback.format_exception(error)), warned=True)

@@ -7,6 +7,16 @@ where a device was measured to be faster so. Such are an attention's queries, ke
 
 Weights are variables, which lie apart, so that they are copied for it; what a kernel makes it can write side by side.
 Small products are not merged here: a kernel multiplies those of one operand without a copy (`mixed.py`).
+
+The hard case: three products and their gradients share one copy, which pays only if all of them are merged.
+
+    x --+-- Wq, Wk, Wv side by side ----> q k v          forward: the copy of W costs more than the one product saves
+        |         |                                      backward: it needs the same copy
+    dx <+--- transposed <---- dq dk dv side by side      both together: worth it
+
+    _Finder.groups   products of one operand, and products that are added up, that may be one
+    _families        groups that share what is put side by side
+    _best            the groups of a family that save the most; leaving out one group after the other
 """
 
 from __future__ import annotations
@@ -15,16 +25,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from custom_ops.jit.cublas import SIZES, MatrixProduct
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, meanings
+from graph_passes.analysis.cost.kernels import Beside, KernelDevice, Small
+from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern, patterns_of
 from graph_passes.graph.flatten import WIDE
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.ops import viewed
 from graph_passes.graph.order import topological
-from graph_passes.graph.rewrite import Names, Rewrite
-from graph_passes.graph.source import Source
-from graph_passes.graph.writer import Writer
-from graph_passes.passes.fuse.partition.score import Small
-from graph_passes.passes.fuse.plan import Needs
+from graph_passes.graph.source import Readable
+from graph_passes.refusals import Reason, Refusal
 
 LEAST = 0.02  # of the products' time: what merging has to save, more than times scatter
 
@@ -71,19 +79,43 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Merging:
-    """What is merged: in families, whose groups share what is put side by side."""
+class Needs:
+    """What planning takes.
+
+    Attributes:
+        device: that runs the graph.
+        beside: times the library's products (see `Beside`); None: none may be timed, and nothing is merged.
+        whole: whether all of the graph runs; else a caller may run some of it without the rest, and nothing is merged.
+    """
+
+    device: KernelDevice
+    beside: Beside | None = None
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """What is merged.
+
+    Attributes:
+        families: groups of products; those of a family share what is put side by side.
+        refusals: why nothing, or a group, is not merged.
+    """
 
     families: tuple[tuple[Group, ...], ...]
+    refusals: tuple[Refusal, ...] = ()
 
 
-def plan_merging(source: Source, needs: Needs) -> tuple[Merging, Graph]:
-    """What is merged of a graph, and the graph. Nothing where nothing may be timed, or where a caller may run some of
-    the graph without the rest."""
+def plan_merge(source: Readable, needs: Needs) -> tuple[MergePlan, Graph]:
+    """What is merged of a graph, and the graph."""
     graph = source.read(functions=False)
     beside, small = needs.beside, needs.device.most
-    if beside is None or small is None or needs.roots is not None:
-        return Merging(()), graph
+    if beside is None:
+        return MergePlan((), (Reason.MERGE_UNTIMED(),)), graph
+    if small is None:
+        return MergePlan((), (Reason.MERGE_NO_BOUND(),)), graph
+    if not needs.whole:
+        return MergePlan((), (Reason.MERGE_PARTS(),)), graph
     finder = _Finder(graph, source.keep(graph), small)
     groups = finder.groups()
     # Equal layers have equal forms, and each is timed once.
@@ -100,13 +132,14 @@ def plan_merging(source: Source, needs: Needs) -> tuple[Merging, Graph]:
         return sum(saves[group] for group in family) - copied
 
     families = (_best(family, saved) for family in _families([group for group in groups if group in saves]))
-    return Merging(tuple(family for family in families if family)), graph
+    found = tuple(family for family in families if family)
+    chosen = {group for family in found for group in family}
+    return MergePlan(found, tuple(_refusal(group, group in saves) for group in groups if group not in chosen)), graph
 
 
-def merging_rewrites(plan: Merging, graph: Graph) -> list[Rewrite]:
-    """One for each family."""
-    names = Names(graph)
-    return [_rewrite(family, graph, names) for family in plan.families]
+def _refusal(group: Group, is_timed: bool) -> Refusal:
+    reason = Reason.MERGE_NO_GAIN if is_timed else Reason.MERGE_UNMEASURED
+    return reason(node=group.products[0], count=len(group.products) - 1)
 
 
 def _families(groups: Sequence[Group]) -> list[list[Group]]:
@@ -136,7 +169,7 @@ class _Finder:
 
     def __init__(self, graph: Graph, keep: Collection[str], small: Small) -> None:
         self._graph, self._keep, self._small = graph, keep, small
-        self._kinds = {name: each.kind for name, each in meanings(graph).items()}
+        self._kinds = {name: each.pattern for name, each in patterns_of(graph).items()}
         self._order = topological(graph)
         self._place: Mapping[str, int] = {name: place for place, name in enumerate(self._order)}
         self._matrices: dict[tuple[TensorId, tuple[int, ...]], TensorId] = {}  # one for all views that are alike
@@ -151,7 +184,7 @@ class _Finder:
     def copied(self, join: Joined) -> int:
         """Bytes that are copied for a join; 0 if kernels write all parts."""
         by_kernels = all(
-            self._kinds[viewed(self._graph, part, self._is_view).node] in IN_KERNELS - {Kind.VIEW}
+            self._kinds[viewed(self._graph, part, self._is_view).node] in IN_KERNELS - {OpPattern.VIEW}
             for part in join.parts
         )
         return 0 if by_kernels else sum(map(self._graph.nbytes, join.parts))
@@ -194,7 +227,7 @@ class _Finder:
         rest = list(node.inputs)
         for tensor in node.inputs:
             views, at = list[str](), tensor
-            while self._kinds[at.node] is Kind.VIEW and self._is_inner(at.node):
+            while self._kinds[at.node] is OpPattern.VIEW and self._is_inner(at.node):
                 views.append(at.node)
                 at = graph[at.node].inputs[0]
             form = self._forms.get(at.node)
@@ -252,7 +285,7 @@ class _Finder:
         return replace(form, left_transposed=flipped[0], right_transposed=flipped[1])
 
     def _is_view(self, name: str) -> bool:
-        return self._kinds[name] is Kind.VIEW and not self._graph[name].control
+        return self._kinds[name] is OpPattern.VIEW and not self._graph[name].control
 
     def _operand(self, name: str, which: int) -> TensorId:
         """An operand of a product; the same for all products whose operands are the same matrix."""
@@ -284,37 +317,3 @@ class _Finder:
                     seen.add(before)
                     pending.append(before)
         return False
-
-
-def _rewrite(family: Sequence[Group], graph: Graph, names: Names) -> Rewrite:
-    first = graph[family[0].products[0]]
-    writer = Writer(names, f"{first.name}/Merged", first.device)
-    rewired: list[tuple[TensorId, TensorId]] = []
-    replaced: list[str] = []
-    made = TensorId(first.name)
-    for group in family:
-        dtype = group.merged.dtype
-        left, right = (writer.joined(each.parts, dtype, each.axis) for each in (group.left, group.right))
-        attrs = {
-            "T": graph[group.products[0]].attrs["T"],
-            "transpose_a": group.merged.left_transposed,
-            "transpose_b": group.merged.right_transposed,
-        }
-        made = writer.emit("MatMul", [left, right], attrs)
-        if group.total:
-            result = TensorId(group.total)
-            total = writer.reshape(made, dtype, graph.sizes(result) or ())
-            if group.rest:
-                total = writer.emit("AddN", [*group.rest, total], {"N": len(group.rest) + 1, "T": attrs["T"]})
-            rewired.append((result, total))
-        else:
-            begin = 0
-            for name, form in zip(group.products, group.apart, strict=True):
-                part = writer.slice(made, dtype, (0, begin), (form.rows, form.columns))
-                if graph[name].op != "MatMul":
-                    bias = graph[name].inputs[2]
-                    part = writer.emit("BiasAdd", [part, bias], {"T": attrs["T"], "data_format": "NHWC"})
-                rewired.append((TensorId(name), part))
-                begin += form.columns
-        replaced += [each for each in (group.total, *group.between, *group.products) if each]
-    return Rewrite(first.name, tuple(writer.nodes), tuple(rewired), replaced=tuple(replaced), successor=made.node)

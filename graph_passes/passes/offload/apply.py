@@ -1,4 +1,4 @@
-"""The MemOps of an OffloadPlan, as a rewrite of the graph. Pure.
+"""The MemOps of a `StepPlan`, as a rewrite of the graph. Pure.
 
     a -> f ... b          becomes          a -> f, Offload(a) ... Release(a) ... Prefetch -> Await -> b
 
@@ -10,7 +10,6 @@ after the gap, and an op that a kernel library merges with one of the chain wait
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from graph_passes.analysis.memory.liveness import read_across
 from graph_passes.analysis.memory.simulate import Move, by_position
@@ -21,22 +20,7 @@ from graph_passes.graph.ops import is_update
 from graph_passes.graph.rewrite import Names, NewNode, Rewrite
 from graph_passes.passes.offload.check import faults
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import OffloadPlan
-
-
-@dataclass(frozen=True)
-class Probing:
-    """Asks for a MemOpProbe behind every ordered op, and one between an op and the MemOps right before it.
-
-    An observed step may run out of memory, and is then run again; so its variables wait for its last large op.
-
-    Attributes:
-        run: the table that the probes write to.
-        device: where they sample, as TensorFlow names devices.
-    """
-
-    run: int
-    device: str
+from graph_passes.passes.offload.plan import OffloadPlan, Probing, StepPlan
 
 
 class _Writer:
@@ -181,32 +165,18 @@ class _Writer:
         return [name for place, name in biases.items() if place > self.position[node] and place not in self.in_order]
 
 
-def offload_rewrites(
-    graph: Graph,
-    timeline: Timeline,
-    plan: OffloadPlan,
-    options: OffloadOptions,
-    probing: Probing | None = None,
-    spill_key: str = "",
-) -> list[Rewrite]:
+def offload_rewrites(plan: StepPlan, graph: Graph) -> list[Rewrite]:
     """The MemOps of `plan`.
 
-    Args:
-        graph: the graph that `timeline` was built from.
-        timeline: the step that the plan was made for.
-        plan: what to do.
-        options: mechanism and spill settings, which become attributes of the MemOps.
-        probing: put probes behind the ordered ops.
-        spill_key: what stands for `options.spill_directory`: a graph goes anywhere, and names no directory.
-
     Raises:
-        GraphError: the plan is none for this step.
+        GraphError: the plan is none for its timeline.
     """
-    found = faults(timeline, plan)
+    found = faults(plan.timeline, plan.moves)
     if found:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
         raise GraphError(f"the plan cannot be put into the graph: {found[0]}{more}; please report this")
-    return [_Writer(graph, timeline, plan, options, spill_key).rewrite(probing)]
+    writer = _Writer(graph, plan.timeline, plan.moves, plan.options, plan.spill_key)
+    return [writer.rewrite(plan.probing)]
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:

@@ -1,5 +1,18 @@
 """Decides what leaves device memory, when it is released, and when it comes back. Pure: Timeline in, OffloadPlan out.
 
+The hard case: two gaps of which one is enough, and a copy back that comes too early or too late.
+
+    bytes |      a a a a                        a a       a waits longest, b is larger: moving b alone may meet the
+          |  b b b b b b b b           b b b b b b b      budget with fewer bytes over the link. A copy back that
+          |----------------------|----------------->      begins late stalls the step; one that begins early fills
+             forward            turn      backward        the memory that the move had freed.
+
+    selection.candidate_gaps, choose   which gaps: the largest size threshold whose plan meets the budget
+    placement.place                    when each move begins and ends
+    repair.repaired                    more moves and paddings, until the allocator finds room
+    chained                            the ops whose order decides the peak
+    plan_step_memory                   the pass: a plan that is wanted, or one that was made before
+
 Policy `autovm` is Chen's (MASc thesis, Toronto 2020, section 3.3):
 
     which      outputs of forward ops that are large enough and not used again soon (Listing 3.1): here
@@ -12,25 +25,28 @@ released at a planned position, as late as memory allows, because releasing wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from custom_ops.background import go_on
 from graph_passes.analysis.memory.fragmentation import SMALL, Failure, Room, first_failure
-from graph_passes.analysis.memory.simulate import Link, Move, Outcome, Padding, simulate, uncounted_under, usage_under
+from graph_passes.analysis.memory.simulate import Link, Move, Outcome, Padding, simulate
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.source import Readable
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.placement import in_order, one_layer_ahead, place, tight
 from graph_passes.passes.offload.repair import repaired
-
-# Times the step's tensors that TensorFlow's CPU allocator may count beyond them, in chunks that they do not fill. It
-# would be 1 if every chunk were just too small to be split. Five networks of keras.applications, observed once each,
-# had 0.00 to 0.43; the rest is a margin, not a bound.
-CHUNKS = 0.5
+from graph_passes.passes.offload.selection import (
+    candidate_gaps,
+    choose,
+    infeasible,
+    is_thresholded,
+    require_feasible,
+    widest_gaps,
+)
+from graph_passes.refusals import Refusal
 
 
 @dataclass(frozen=True)
@@ -56,7 +72,7 @@ class OffloadPlan:
     after: Outcome
     link: Link
     ordered: tuple[int, ...] = ()
-    left_alone: tuple[tuple[str, str], ...] = ()
+    left_alone: tuple[tuple[str, Refusal], ...] = ()
     paddings: tuple[Padding, ...] = ()
 
     @property
@@ -76,6 +92,96 @@ class OffloadPlan:
     def failure(self, timeline: Timeline, room: Room, *, excused: Container[int] = ()) -> Failure | None:
         """Where the step runs out of room; see `first_failure`."""
         return first_failure(timeline, self.moves, room, self.paddings, excused=excused)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Asks for a MemOpProbe behind every ordered op, and one between an op and the MemOps right before it.
+
+    An observed step may run out of memory, and is then run again; so its variables wait for its last large op.
+
+    Attributes:
+        run: the table that the probes write to.
+        device: where they sample, as TensorFlow names devices.
+    """
+
+    run: int
+    device: str
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Asks for a plan; see `plan_offload` for what each is.
+
+    Attributes:
+        link, budget, layers, convolution_inputs, relax: as there.
+        how: its other arguments, by name.
+    """
+
+    link: Link
+    budget: int
+    layers: Sequence[int] = ()
+    convolution_inputs: Collection[int] = ()
+    relax: bool = True
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Needs:
+    """What planning takes.
+
+    Attributes:
+        timeline: the step.
+        options: the policy, the mechanism and the spill settings.
+        moves: what is wanted, or a plan that was made before, for a step is planned many times.
+        probing: put probes behind the ordered ops.
+        spill_key: what stands for `options.spill_directory`: a graph goes anywhere, and names no directory.
+    """
+
+    timeline: Timeline
+    options: OffloadOptions
+    moves: Wanted | OffloadPlan
+    probing: Probing | None = None
+    spill_key: str = ""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What is done to one step: all that `apply.offload_rewrites` needs to write it.
+
+    Attributes:
+        moves: what moves and when, in positions of the timeline.
+        timeline, options, probing, spill_key: see `Needs`.
+    """
+
+    moves: OffloadPlan
+    timeline: Timeline
+    options: OffloadOptions
+    probing: Probing | None = None
+    spill_key: str = ""
+
+
+def plan_step_memory(source: Readable, needs: Needs) -> tuple[StepPlan, Graph]:
+    """What is done to a step, and its graph, which the timeline was built from.
+
+    Raises:
+        InfeasibleBudgetError: no choice of tensors meets the budget.
+    """
+    wanted, timeline = needs.moves, needs.timeline
+    if isinstance(wanted, Wanted):
+        moves = plan_offload(
+            timeline,
+            wanted.link,
+            wanted.budget,
+            needs.options,
+            layers=wanted.layers,
+            convolution_inputs=wanted.convolution_inputs,
+            relax=wanted.relax,
+            **wanted.how,
+        )
+    else:
+        moves = wanted
+    return StepPlan(moves, timeline, needs.options, needs.probing, needs.spill_key), source.read()
 
 
 def plan_offload(
@@ -128,14 +234,14 @@ def plan_offload(
     if unmoved or (fits and (room is None or first_failure(timeline, (), room) is None)):
         return OffloadPlan((), budget, 0, before, before, link, chained(timeline, (), budget), left_alone)
 
-    candidates = _candidates(timeline, options, layers, convolution_inputs, budget if relax else None)
+    candidates = candidate_gaps(timeline, options, layers, convolution_inputs, budget if relax else None)
     if widest:
-        chosen, threshold = _widest(timeline, candidates, budget), 0
-    elif _thresholded(options):
-        chosen, threshold = _choose(timeline, candidates, budget, options)
+        chosen, threshold = widest_gaps(timeline, candidates, budget), 0
+    elif is_thresholded(options):
+        chosen, threshold = choose(timeline, candidates, budget, options)
     else:
         chosen, threshold = candidates, min((timeline.nbytes(gap) for gap in candidates), default=0)
-        _require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
+        require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
 
     def build(more: Sequence[Gap]) -> list[Move]:
         if widest:
@@ -143,7 +249,7 @@ def plan_offload(
         return place(timeline, (*chosen, *more), link, budget, options, timed)
 
     paddings: tuple[Padding, ...] = ()
-    if not widest and not _thresholded(options):
+    if not widest and not is_thresholded(options):
         moves = [one_layer_ahead(timeline, gap, layers) for gap in chosen]
     elif room:
         moves, paddings = repaired(timeline, build, chosen, budget, room, padded)
@@ -152,7 +258,7 @@ def plan_offload(
     moves = in_order(timeline, moves)
     after = simulate(timeline, moves, link)
     if after.peak > budget and not widest:
-        raise _infeasible(timeline, moves, budget, f"under policy {options.policy}")
+        raise infeasible(timeline, moves, budget, f"under policy {options.policy}")
     if paddings:
         after = simulate(timeline, moves, link, paddings)
     ordered = chained(timeline, moves, budget, paddings)
@@ -188,148 +294,3 @@ def tighter(plan: Callable[..., OffloadPlan], last: OffloadPlan, over: int) -> O
     except InfeasibleBudgetError as error:
         found = plan(budget=error.least)
         return None if found.actions == last.actions else found
-
-
-def reuse_distance_for(timeline: Timeline, layers: Sequence[int]) -> int:
-    """The default reuse distance: the least that skips the outputs of the last two layers (thesis 3.3.1.1)."""
-    if len(layers) < 3:
-        return 1
-    late = [
-        gap.distance
-        for gap in timeline.gaps()
-        if timeline.crosses_turn(gap) and timeline.buffers[gap.buffer].start >= layers[-2]
-    ]
-    return max(late, default=0) + 1
-
-
-def _thresholded(options: OffloadOptions) -> bool:
-    return options.policy in ("autovm", "hybrid")
-
-
-def _candidates(
-    timeline: Timeline,
-    options: OffloadOptions,
-    layers: Sequence[int],
-    convolution_inputs: Collection[int],
-    wanted: int | None,
-) -> list[Gap]:
-    """Listing 3.1 without the size threshold, which is chosen later when it is `auto`.
-
-    Args:
-        wanted: the peak in bytes for which a default reuse distance may be lowered.
-    """
-    if not _thresholded(options):
-        return [
-            gap
-            for gap in timeline.gaps()
-            if timeline.crosses_turn(gap) and (options.policy == "vdnn_all" or gap.buffer in convolution_inputs)
-        ]
-    size = 0 if options.size_threshold == "auto" else options.size_threshold
-    large = [gap for gap in timeline.gaps() if timeline.nbytes(gap) >= size]
-    if options.reuse_distance != "auto":
-        return [gap for gap in large if gap.distance >= options.reuse_distance]
-    distance = reuse_distance_for(timeline, layers)
-    while True:  # a copy in a short gap hides little, so short gaps are used only if they must be
-        found = [gap for gap in large if gap.distance >= distance]
-        if wanted is None or distance == 1 or _lowest(timeline, found).max(initial=0) <= wanted:
-            return found
-        distance //= 2
-
-
-def _choose(
-    timeline: Timeline, candidates: Sequence[Gap], budget: int, options: OffloadOptions
-) -> tuple[list[Gap], int]:
-    """The largest size threshold whose plan meets the budget, then without what that plan could do without."""
-    waiting = [gap for gap in candidates if timeline.crosses_turn(gap)]
-    if waiting and _lowest(timeline, waiting).max() <= budget:
-        candidates = waiting  # the thesis's own candidates are enough
-    if options.size_threshold != "auto":
-        _require_feasible(timeline, candidates, budget, f"with every tensor over {options.size_threshold} bytes moved")
-        return list(candidates), options.size_threshold
-    _require_feasible(timeline, candidates, budget, "with every candidate tensor moved out")
-    sizes = sorted({timeline.nbytes(gap) for gap in candidates}, reverse=True)
-    if not sizes:  # the bytes fit as they are
-        return [], 0
-    # More tensors never raise the lowest peak, so the thresholds that meet the budget are the small ones.
-    low, high = 0, len(sizes) - 1
-    while low < high:
-        go_on()
-        middle = (low + high) // 2
-        if _lowest(timeline, _larger(timeline, candidates, sizes[middle])).max() <= budget:
-            high = middle
-        else:
-            low = middle + 1
-    threshold = sizes[low]
-    chosen = _larger(timeline, candidates, threshold)
-    usage = _lowest(timeline, chosen)
-    kept = []
-    for gap in sorted(chosen, key=lambda gap: (gap.distance, gap.next)):  # short gaps hide least
-        hole = slice(gap.last + 1, gap.next)
-        if usage[hole].max() + timeline.nbytes(gap) <= budget:
-            usage[hole] += timeline.nbytes(gap)
-        else:
-            kept.append(gap)
-    return kept, threshold
-
-
-def _widest(timeline: Timeline, candidates: Sequence[Gap], budget: int) -> list[Gap]:
-    """Large tensors that wait across the turn; and what a plan within the budget needs besides, if that is more."""
-    large = [gap for gap in candidates if timeline.crosses_turn(gap) and timeline.nbytes(gap) >= budget >> 10]
-    short = np.flatnonzero(_lowest(timeline, large) > budget)
-    return large + [
-        gap
-        for gap in candidates
-        if gap not in large and np.searchsorted(short, gap.last, side="right") < np.searchsorted(short, gap.next)
-    ]
-
-
-def _larger(timeline: Timeline, gaps: Sequence[Gap], size: int) -> list[Gap]:
-    return [gap for gap in gaps if timeline.nbytes(gap) >= size]
-
-
-def _lowest(timeline: Timeline, gaps: Sequence[Gap]) -> npt.NDArray[np.int64]:
-    """Bytes in use at each position when every gap is spent out of device memory."""
-    return timeline.usage - timeline.within((gap.buffer, gap.last + 1, gap.next) for gap in gaps)
-
-
-def _require_feasible(timeline: Timeline, gaps: Sequence[Gap], budget: int, how: str) -> None:
-    if _lowest(timeline, gaps).max() > budget:
-        moves = [Move(gap.buffer, gap.last, gap.last, gap.last + 1, gap.next, gap.next) for gap in gaps]
-        raise _infeasible(timeline, moves, budget, how)
-
-
-def _infeasible(timeline: Timeline, moves: Sequence[Move], budget: int, how: str) -> InfeasibleBudgetError:
-    usage = usage_under(timeline, moves)
-    least = int(usage.max())
-    safe = least + unfilled(timeline, moves)
-    op = timeline.steps[int(usage.argmax())].node
-    needed, why = f"{least:,}", ""
-    if safe > least:
-        needed = f"between {least:,} and {safe:,}"
-        why = (
-            f". {least:,} are the tensors alone; TensorFlow's CPU allocator counts whole chunks, of which a tensor may "
-            "fill little more than half"
-        )
-    if safe > timeline.peak:
-        why += f". As it was given, the step is estimated to take {timeline.peak:,}"
-    if timeline.base:
-        why += f". {timeline.base:,} of these are in use before the step: its variables, and whatever else is in memory"
-    return InfeasibleBudgetError(
-        f"memory_budget is {budget:,} bytes, but {how} the step still needs {needed} bytes at op '{op}'; "
-        f"give a budget of at least {safe:,} bytes, or a smaller batch{why}",
-        safe,
-        op,
-        least,
-    )
-
-
-def unfilled(timeline: Timeline, moves: Sequence[Move]) -> int:
-    """Bytes that an allocator of whole chunks may count under `moves`, beyond the tensors in them.
-
-    They are those of its own peak, wherever that is: what it does not count is added to that (`simulate.uncounted`).
-    """
-    if not timeline.counted:
-        return 0
-    held = timeline.base - timeline.small_base
-    counted = usage_under(timeline, moves) - uncounted_under(timeline, moves) - held
-    return int(CHUNKS * counted.max(initial=0))

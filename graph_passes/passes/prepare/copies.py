@@ -10,20 +10,18 @@ the same: it is the same op.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from graph_passes.analysis.op_pattern import Kind, Meaning
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId, Use
 from graph_passes.graph.ops import viewed
 from graph_passes.graph.order import topological
-from graph_passes.graph.rewrite import Names, Rewrite
-from graph_passes.graph.writer import Writer
 
 CHEAP = frozenset({"BiasAdd", "Add", "AddV2", "Sub", "Mul"})
 LEAST = 1 << 20  # bytes of what is worth it
 SMALL = 16  # times smaller is an operand that costs nothing
-_APART = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL, Kind.OPAQUE})  # in no kernel
+_APART = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL, OpPattern.OPAQUE})  # in no kernel
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Recomputed:
     after: str
 
 
-def recomputed(graph: Graph, known: Mapping[str, Meaning], keep: Collection[str]) -> tuple[Recomputed, ...]:
+def recomputed(graph: Graph, known: Mapping[str, NodePattern], keep: Collection[str]) -> tuple[Recomputed, ...]:
     """What is computed again; the names of `keep` are fetched."""
     wanted = [node for node in graph if node.name not in keep and _is_cheap(graph, known, node)]
     if not wanted:
@@ -58,28 +56,16 @@ def recomputed(graph: Graph, known: Mapping[str, Meaning], keep: Collection[str]
     return tuple(found)
 
 
-def recompute_rewrites(plan: Sequence[Recomputed], graph: Graph, names: Names) -> list[Rewrite]:
-    """Each node gets a second one for its late readers."""
-    found = []
-    for each in plan:
-        node = graph[each.name]
-        writer = Writer(names, each.name, node.device)
-        again = writer.again(node, *node.inputs)
-        readers = tuple((use, again) for use in each.late)
-        found.append(Rewrite(each.name, tuple(writer.nodes), inputs=readers, order=((again.node, each.after),)))
-    return found
-
-
-def _is_cheap(graph: Graph, known: Mapping[str, Meaning], node: Node) -> bool:
+def _is_cheap(graph: Graph, known: Mapping[str, NodePattern], node: Node) -> bool:
     """Whether all that a node reads is one stored tensor of its own size, and small ones."""
-    if node.op not in CHEAP or node.control or known[node.name].kind is not Kind.ELEMENTWISE:
+    if node.op not in CHEAP or node.control or known[node.name].pattern is not OpPattern.ELEMENTWISE:
         return False
     size = graph.nbytes(TensorId(node.name))
     large = [tensor for tensor in node.inputs if graph.nbytes(tensor) * SMALL > size]
     known_sizes = all(graph.sizes(tensor) is not None for tensor in node.inputs)
     if size < LEAST or not known_sizes or len(large) != 1 or graph.nbytes(large[0]) != size:
         return False
-    return known[viewed(graph, large[0], lambda name: known[name].kind is Kind.VIEW).node].kind in _APART
+    return known[viewed(graph, large[0], lambda name: known[name].pattern is OpPattern.VIEW).node].pattern in _APART
 
 
 class _Stages:
@@ -89,9 +75,9 @@ class _Stages:
         needed: for each node the stage of the first that needs it, and cannot run earlier.
     """
 
-    def __init__(self, graph: Graph, known: Mapping[str, Meaning]) -> None:
+    def __init__(self, graph: Graph, known: Mapping[str, NodePattern]) -> None:
         self._graph = graph
-        self._apart = {name: each.kind in _APART for name, each in known.items()}
+        self._apart = {name: each.pattern in _APART for name, each in known.items()}
         self._first: dict[str, int] = {}
         order = topological(graph)
         for name in order:

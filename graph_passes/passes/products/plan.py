@@ -1,4 +1,16 @@
-"""Decides which products take longer in cuBLAS than on tensor cores. Pure: a `ProductPlan` comes out."""
+"""Decides which products take longer in cuBLAS than on tensor cores. Pure: a `ProductPlan` comes out.
+
+The hard case: a product of unknown rows, whose operands have to be cut into two TF32 parts each.
+
+    x [?, 512] ----+                           x -> high, low ---+-> high high + high low + low high
+                   +--> MatMul      becomes                      |
+    w [512, 2048] -+                           w -> high, low ---+      three products for one, on tensor cores
+
+Cutting reads and writes both operands, so that it pays only for large ones:
+
+    products    those of the nodes that may be replaced which are large enough
+    worth_it    whether the time of the cut is less than what tensor cores save
+"""
 
 from __future__ import annotations
 
@@ -9,7 +21,8 @@ from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from graph_passes.analysis.cost.device import ProductSizes
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
-from graph_passes.graph.source import Source
+from graph_passes.graph.source import Readable
+from graph_passes.refusals import Reason, Refusal
 
 BIAS = ("BiasAdd",)  # what a product may have fused
 UNKNOWN = 512  # stands for a size that nobody knows before the product runs
@@ -42,7 +55,7 @@ class ProductPlan:
 
     names: tuple[str, ...]
     programs: tuple[KernelImage, ...] = ()
-    reason: str = ""
+    reason: Refusal | None = None
 
     @property
     def note(self) -> str:
@@ -53,14 +66,14 @@ class ProductPlan:
         return f"on tensor cores, as accurate as float32: {which}" if which else ""
 
 
-def plan_products(source: Source, needs: Needs) -> tuple[ProductPlan, Graph]:
+def plan_products(source: Readable, needs: Needs) -> tuple[ProductPlan, Graph]:
     """The products to replace, and the graph that they are in."""
     graph = source.read()
     names = products(graph, needs.among, needs.sizes)
     try:
         return ProductPlan(names, tuple(needs.programs()) if names else ()), graph
     except KernelError as error:
-        return ProductPlan(names, reason=str(error)), graph
+        return ProductPlan(names, reason=Reason.PRODUCT_KERNELS(detail=str(error))), graph
 
 
 def products(graph: Graph, among: Collection[str], sizes: ProductSizes) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from graph_passes.graph.ir import DataType, Graph, Literal, TensorId, boolean
 from graph_passes.graph.rewrite import Names, NewNode
-from graph_passes.passes.recurrent.apply import Launch, Match
 from graph_passes.passes.recurrent.find.provenance import is_zero
+from graph_passes.passes.recurrent.match import Launch, Match
 
 FUSED = "_FusedMatMul"  # TensorFlow's own; it has no gradient
 _DTYPE = "float32"  # on a GPU and a CPU alike; not so of shorter types

@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from custom_ops.background import go_on
-from graph_passes.passes.recurrent.apply import Match, RecurrentPlan, Unmatched
+from graph_passes import refusals
 from graph_passes.passes.recurrent.find.loops import Unreadable
+from graph_passes.passes.recurrent.match import Match, RecurrentPlan, Unmatched
+from graph_passes.refusals import Reason, Refusal
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ def attempt(unmatched: list[Unmatched], name: str, carrier: str, *reasons: type[
         yield
     except Exception as error:  # whatever it is, the user's function runs without this replacement
         is_reason = isinstance(error, (Unreadable, *reasons))
-        unmatched.append(Unmatched(name, carrier, str(error)) if is_reason else fault(name, carrier, error))
+        unmatched.append(Unmatched(name, carrier, _refusal(error)) if is_reason else fault(name, carrier, error))
 
 
 def attempted(unmatched: list[Unmatched], matches: Iterable[Match], change: Callable[[Match], T]) -> list[T]:
@@ -44,8 +46,11 @@ def attempted(unmatched: list[Unmatched], matches: Iterable[Match], change: Call
 
 def fault(name: str, carrier: str, error: Exception) -> Unmatched:
     """What the report says of a recurrence that stays because tfmem failed."""
-    reason = f"a fault inside tfmem, please report it: {type(error).__name__}: {error}"
-    return Unmatched(name, carrier, reason, "".join(traceback.format_exception(error)))
+    return Unmatched(name, carrier, refusals.fault(error), "".join(traceback.format_exception(error)))
+
+
+def _refusal(error: Exception) -> Refusal:
+    return error.refusal if isinstance(error, Unreadable) else Reason.CELL_REFUSED(detail=str(error))
 
 
 def without(plan: RecurrentPlan, errors: Mapping[str, Exception]) -> RecurrentPlan:

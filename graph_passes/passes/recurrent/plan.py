@@ -1,12 +1,22 @@
 """Decides which recurrences of a graph are replaced. Pure: a `RecurrentPlan` comes out.
 
+The hard case: steps that are written out, with their gradient, in a call that TensorFlow may choose or not.
+
+    x --unstack--> x0 -> [cell] -> h0 -> [cell] -> h1 -> loss        one loop  [cell]* -> loss
+                   x1 ------------------/                             is matched with one gradient loop;
+    dx <--stack--- dx0 <- [dcell] <- dh0 <- [dcell] <- dh1 <-/         if either stays, so do all steps and the call
+
+Matching the loops first and the steps later would miss the pair. So steps become loops in a copy (`roll_up`), all loops
+are matched at once, and what did not match is left out of the next copy, until nothing more has to be left out:
+
     plan_recurrent      as captured: which calls come to the top level, which unrolled steps become loops; kernels
+      roll_up           see find/roll.py
       plan_whole        of one graph: recurrences with their gradients, and those of inference
         plan_training   see train/plan.py
         plan_inference
+      _Left.more        what has to be left out, so that the graph is read again
 
-A call or unrolled steps whose loop stays are left as they were, and the rest is matched again, on a graph in which they
-are. Kernels are made when nothing more has to be left; only if one cannot be made, of such a loop, is that repeated.
+Kernels are made when nothing more has to be left; only if one cannot be made, of such a loop, is that repeated.
 """
 
 from __future__ import annotations
@@ -16,8 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Names
-from graph_passes.graph.source import Source
-from graph_passes.passes.recurrent.apply import RecurrentPlan, Unmatched
+from graph_passes.graph.source import Readable
 from graph_passes.passes.recurrent.cleanup import with_fused_biases, without_zeros
 from graph_passes.passes.recurrent.faults import attempt, attempted
 from graph_passes.passes.recurrent.find.loops import functional_loops, loops_out_of_reach, lowered_loops
@@ -27,10 +36,11 @@ from graph_passes.passes.recurrent.find.step_gradients import Exits, RolledGradi
 from graph_passes.passes.recurrent.lower.bidirectional import paired
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, match_cudnn
 from graph_passes.passes.recurrent.lower.loop import Joinable, read_loop
+from graph_passes.passes.recurrent.match import RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.train.plan import Check, Gradients, plan_training
+from graph_passes.refusals import Reason
 
 EFFECTS = frozenset({"While", *CUDNN})  # carriers that have side effects
-_BEING_TRACED = "the function is still being traced, so that the old loop would run too; optimise the function instead"
 
 
 @dataclass(frozen=True)
@@ -58,14 +68,16 @@ class Needs:
     exits: Exits | None = None
 
 
-def plan_recurrent(source: Source, needs: Needs) -> tuple[RecurrentPlan, Graph]:
-    """What to replace, and the graph that the plan is for."""
+def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph]:
+    """What to replace, and the graph that the plan is for: the source's, or a `WorkingCopy` with loops in place of
+    unrolled steps."""
     left = _Left({name: list(calls) for name, calls in needs.implementations.items()})
     while True:
         graph = source.read(left.chosen)
         keep = source.keep(graph)
         rolled = None if needs.in_place else roll_up(graph, keep, left.unrolled, needs.exits)
-        graph, loops = (graph, {}) if rolled is None else (rolled.graph, rolled.loops)
+        loops = rolled.loops if rolled else {}
+        graph = rolled.graph if rolled and rolled.graph else graph
         of_steps = rolled.gradients if rolled else ()
         plan = plan_whole(graph, keep, needs.gradients, needs.check, needs.traced, of_steps)
         if left.more(plan, loops):
@@ -170,7 +182,7 @@ def plan_whole(
     matches += attempted(unmatched, untrained, lambda match: without_zeros(graph, match, names))
     for match in [each for each in matches if traced and any(graph[name].op in EFFECTS for name in each.removed)]:
         matches.remove(match)
-        unmatched.append(Unmatched(match.name, match.carrier, _BEING_TRACED))
+        unmatched.append(Unmatched(match.name, match.carrier, Reason.BEING_TRACED()))
     return RecurrentPlan(tuple(matches), tuple(unmatched))
 
 
@@ -191,13 +203,7 @@ def plan_inference(graph: Graph, keep: Collection[str] = (), names: Names | None
                 with attempt(unmatched, loop.name, loop.carrier):
                     candidates.append(read_loop(graph, loop, names, keep))
     for node, inner in loops_out_of_reach(graph):
-        where = f"'{inner.name}' ({inner.op}) is in a function that it calls"
-        unmatched.append(Unmatched(node.name, node.op, where + _why(node.op)))
+        reason = Reason.LOOP_IN_BRANCH if node.op in ("If", "StatelessIf") else Reason.LOOP_IN_CALL
+        unmatched.append(Unmatched(node.name, node.op, reason.of(inner)))
     matches = paired(graph, candidates, names, unmatched)
     return RecurrentPlan(tuple(matches), tuple(unmatched))
-
-
-def _why(op: str) -> str:
-    if op in ("If", "StatelessIf"):
-        return ", and whether it runs is decided by data"
-    return "; the call could not be brought to the top level"

@@ -11,12 +11,12 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from graph_passes.analysis.op_pattern import REDUCTIONS, Kind
-from graph_passes.passes.fuse.partition.body import Body
+from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern
+from graph_passes.passes.fuse.partition.candidate import RegionCandidate
 from graph_passes.passes.fuse.partition.patterns import runs_among
 from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 
-_SEEDS = REDUCTIONS | {Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BATCHED_PRODUCT}
+_SEEDS = REDUCTIONS | {OpPattern.ELEMENTWISE, OpPattern.LAYOUT, OpPattern.BATCHED_PRODUCT}
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,23 @@ def exploratory(scorer: Scorer, found: Sequence[Candidate], exploration: Explora
         exploration: how far to go.
     """
     limits = exploration or Exploration()
-    body, device = scorer.body, scorer.device
+    region, device = scorer.region, scorer.device
     # A pattern within a run that can be a kernel, and waits nowhere, saves no more than the run.
     whole = {n: run for run, each in enumerate(found) if each.score >= each.ideal for n in each.members}
     known = {candidate.members for candidate in found}
     results: dict[tuple[int, ...], Candidate] = {}
-    window = _Window(body, 0, 0)
-    for seed in range(len(body.names)):
-        memory = (*body.reads[seed], *body.makes[seed])
-        moved = max((body.nbytes[each] for each in memory), default=0)
+    window = _Window(region, 0, 0)
+    for seed in range(len(region.names)):
+        memory = (*region.uses[seed], *region.defs[seed])
+        moved = max((region.nbytes[each] for each in memory), default=0)
         large = device.seconds(moved) - device.seconds(0) > device.launch
-        if not large or body.kinds[seed] not in _SEEDS or not body.fusible[seed]:
+        if not large or region.kinds[seed] not in _SEEDS or not region.fusible[seed]:
             continue
-        if len(body.reads[seed]) > limits.operands:
+        if len(region.uses[seed]) > limits.operands:
             continue
         first = max(seed - seed % limits.window - limits.window // 2, 0)
         if first != window.first or seed not in window:
-            window = _Window(body, first, 2 * limits.window)
+            window = _Window(region, first, 2 * limits.window)
         for pattern in _grown(scorer, window, seed, limits.each, whole):
             touched = {whole.get(number, -1 - number) for number in pattern.members}
             runs = [found[run] for run in sorted(touched) if run >= 0 and len(found[run].members) <= limits.run]
@@ -79,20 +79,20 @@ def exploratory(scorer: Scorer, found: Sequence[Candidate], exploration: Explora
 class _Window:
     """Some consecutive nodes. A path between two of them holds no other nodes, since these are in topological order."""
 
-    def __init__(self, body: Body, first: int, count: int) -> None:
-        self._body = body
+    def __init__(self, region: RegionCandidate, first: int, count: int) -> None:
+        self._body = region
         self.first = first
-        self._end = min(first + count, len(body.names))
+        self._end = min(first + count, len(region.names))
         self._before: list[int] = []  # a bit for each node that a path leads from
         self._after: list[int] = [0] * (self._end - first)
         for number in range(first, self._end):
             reach = 0
-            for other in body.net.before[number]:
+            for other in region.net.before[number]:
                 if other >= first:
                     reach |= self._before[other - first] | self._bit(other)
             self._before.append(reach)
         for number in reversed(range(first, self._end)):
-            for other in body.net.after[number]:
+            for other in region.net.after[number]:
                 if other < self._end:
                     self._after[number - first] |= self._after[other - first] | self._bit(other)
 
@@ -137,19 +137,19 @@ def _grown(scorer: Scorer, window: _Window, seed: int, most: int, whole: Mapping
         most: so many patterns grow.
         whole: the run of a node, if it is in one that can be a kernel.
     """
-    body = scorer.body
+    region = scorer.region
     seen: set[tuple[int, ...]] = {(seed,)}
     pending: list[tuple[float, tuple[int, ...]]] = [(0.0, (seed,))]
     count, never = 0, frozenset[int]()
     while pending:
         _, pattern = heapq.heappop(pending)
         mask = window.mask(pattern)
-        around = {other for number in pattern for other in (*body.net.before[number], *body.net.after[number])}
+        around = {other for number in pattern for other in (*region.net.before[number], *region.net.after[number])}
         for other in sorted(around.difference(pattern)):
             if (
                 other not in window
-                or not body.fusible[other]
-                or not body.partners.get(other, never).isdisjoint(pattern)
+                or not region.fusible[other]
+                or not region.partners.get(other, never).isdisjoint(pattern)
             ):
                 continue
             grown = tuple(sorted((*pattern, other)))
@@ -172,23 +172,23 @@ def _grown(scorer: Scorer, window: _Window, seed: int, most: int, whole: Mapping
                 return
 
 
-def _uses_after_write(body: Body, members: Sequence[int]) -> bool:
-    partners = body.partners
+def _uses_after_write(region: RegionCandidate, members: Sequence[int]) -> bool:
+    partners = region.partners
     return any(number in partners and not partners[number].isdisjoint(members) for number in members)
 
 
 def _beside(scorer: Scorer, window: _Window, pattern: Candidate, runs: Sequence[Candidate]) -> Iterator[Candidate]:
     """Of each run that a pattern takes nodes from: what is left of it, and it with all of the pattern."""
-    body = scorer.body
+    region = scorer.region
     for run in runs:
         left = sorted(set(run.members).difference(pattern.members))
-        for part in runs_among(body, run.members, set(left)):
+        for part in runs_among(region, run.members, set(left)):
             candidate = scorer.candidate(part)
             if candidate:
                 yield candidate
         union = sorted({*run.members, *pattern.members})
         inside = union[0] in window and union[-1] in window
-        if inside and window.is_convex(union) and not _uses_after_write(body, union):
+        if inside and window.is_convex(union) and not _uses_after_write(region, union):
             candidate = scorer.candidate(union)
             if candidate:
                 yield candidate

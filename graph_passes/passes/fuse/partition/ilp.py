@@ -19,7 +19,7 @@ from typing import Any
 from custom_ops.background import go_on
 from custom_ops.ordering import DisjointSets
 from graph_passes.analysis.dependences import Dependences
-from graph_passes.passes.fuse.partition.quotient_graph import Contraction
+from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.score import Candidate
 
 _NANO = 1e9  # what the solver sees are nanoseconds: its tolerances are made for numbers around one
@@ -161,7 +161,7 @@ class _Search:
 
     def _cycles(self, chosen: Sequence[int]) -> list[list[int]]:
         """Some sets of chosen patterns that close a cycle."""
-        cycles = Contraction(self._net, [self._candidates[place].members for place in chosen]).cycles()
+        cycles = QuotientGraph(self._net, [self._candidates[place].members for place in chosen]).cycles()
         return [[chosen[group] for group in cycle] for cycle in cycles]
 
     def _acyclic(self, chosen: Sequence[int]) -> list[int]:

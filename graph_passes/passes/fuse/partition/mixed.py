@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from graph_passes.analysis.op_pattern import Kind
-from graph_passes.passes.fuse.partition.body import Body
+from graph_passes.analysis.op_pattern import OpPattern
+from graph_passes.passes.fuse.partition.candidate import RegionCandidate
 from graph_passes.passes.fuse.partition.patterns import runs_among
 from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 
-_BEFORE = frozenset({Kind.ELEMENTWISE, Kind.LAYOUT, Kind.VIEW, Kind.CONSTANT})
-_SAME_PLACE = frozenset({Kind.ELEMENTWISE, Kind.VIEW, Kind.CONSTANT, Kind.UPDATE})
-_AROUND = _SAME_PLACE | {Kind.LAYOUT}
-_ROWS = _AROUND | {Kind.ROW_REDUCTION}  # of few columns, which a tile has all of
+_BEFORE = frozenset({OpPattern.ELEMENTWISE, OpPattern.LAYOUT, OpPattern.VIEW, OpPattern.CONSTANT})
+_SAME_PLACE = frozenset({OpPattern.ELEMENTWISE, OpPattern.VIEW, OpPattern.CONSTANT, OpPattern.UPDATE})
+_AROUND = _SAME_PLACE | {OpPattern.LAYOUT}
+_ROWS = _AROUND | {OpPattern.ROW_REDUCTION}  # of few columns, which a tile has all of
 
 
 def mixed_patterns(scorer: Scorer, found: Sequence[Candidate]) -> list[Candidate]:
@@ -37,7 +37,7 @@ def mixed_patterns(scorer: Scorer, found: Sequence[Candidate]) -> list[Candidate
         scorer: of the region.
         found: the patterns of substitution fusion.
     """
-    body = scorer.body
+    region = scorer.region
     known = {candidate.members for candidate in found}
     results: dict[tuple[int, ...], Candidate] = {}
 
@@ -49,30 +49,30 @@ def mixed_patterns(scorer: Scorer, found: Sequence[Candidate]) -> list[Candidate
 
     taken: set[int] = set()  # by the largest pattern of each product
     apart: list[set[int]] = []
-    groups = list(_groups(body))
-    given = {product: _around(body, product) for group in groups for product in group}
-    scorer.prepare([*(members for each in given.values() for members in each), *_together(body, groups, given)])
+    groups = list(_groups(region))
+    given = {product: _around(region, product) for group in groups for product in group}
+    scorer.prepare([*(members for each in given.values() for members in each), *_together(region, groups, given)])
     for group in groups:
         around = {product: [each for each in given[product] if keep(each)] for product in group}
         apart += [members for each in around.values() for members in each]
         largest = set[int]().union(*(max(each, key=len) for each in around.values() if each))
         together = [largest, set(group)] if len(group) > 1 else []
-        kept = [members for members in together if members and _is_one(body, members) and keep(members)]
+        kept = [members for members in together if members and _is_one(region, members) and keep(members)]
         apart += kept[:1]
         taken |= largest
     for run in _outermost(found):
         for members in [taken, *apart]:
-            for part in _left(body, run, members):
+            for part in _left(region, run, members):
                 keep(part)
     return list(results.values())
 
 
-def _groups(body: Body) -> Iterator[list[int]]:
+def _groups(region: RegionCandidate) -> Iterator[list[int]]:
     """Products that read the same left operand, and do not wait for each other."""
     groups: dict[int, list[list[int]]] = {}
-    for product in sorted(body.generated):
-        alike = groups.setdefault(body.reads[product][0], [])
-        beside = [group for group in alike if not _reached(body, group, product)]
+    for product in sorted(region.generated):
+        alike = groups.setdefault(region.uses[product][0], [])
+        beside = [group for group in alike if not _reached(region, group, product)]
         if beside:
             beside[-1].append(product)
         else:
@@ -81,24 +81,26 @@ def _groups(body: Body) -> Iterator[list[int]]:
         yield from alike
 
 
-def _together(body: Body, groups: Sequence[Sequence[int]], around: Mapping[int, Sequence[set[int]]]) -> list[set[int]]:
+def _together(
+    region: RegionCandidate, groups: Sequence[Sequence[int]], around: Mapping[int, Sequence[set[int]]]
+) -> list[set[int]]:
     """The groups of several products, alone and with all that is around them."""
     several = [group for group in groups if len(group) > 1]
     found = [set(group) for group in several]
     found += [set[int]().union(*(max(around[product], key=len) for product in group)) for group in several]
-    return [members for members in found if members and _is_one(body, members)]
+    return [members for members in found if members and _is_one(region, members)]
 
 
-def _reached(body: Body, earlier: Collection[int], product: int) -> bool:
+def _reached(region: RegionCandidate, earlier: Collection[int], product: int) -> bool:
     """Whether a product waits for one of some earlier ones."""
-    return product in _behind(body, set(earlier), product + 1)
+    return product in _behind(region, set(earlier), product + 1)
 
 
-def _behind(body: Body, members: Collection[int], end: int) -> set[int]:
+def _behind(region: RegionCandidate, members: Collection[int], end: int) -> set[int]:
     """What waits for one of `members`, up to a number."""
     found: set[int] = set()
     for number in range(min(members, default=end), end):
-        if number not in members and any(other in members or other in found for other in body.net.before[number]):
+        if number not in members and any(other in members or other in found for other in region.net.before[number]):
             found.add(number)
     return found
 
@@ -109,70 +111,70 @@ def _outermost(found: Sequence[Candidate]) -> list[Candidate]:
     return [each for each, own in zip(found, sets, strict=True) if not any(own < other for other in sets)]
 
 
-def _around(body: Body, product: int) -> list[set[int]]:
+def _around(region: RegionCandidate, product: int) -> list[set[int]]:
     """A product alone, with an epilogue, with a prologue, and with both."""
-    behind = [_epilogue(body, product, kinds) for kinds in (_ROWS, _AROUND, _SAME_PLACE)]
-    found = [{product}, *behind, *(_prologue(body, each) for each in ({product}, *behind))]
-    return [each for number, each in enumerate(found) if each not in found[:number] and _is_one(body, each)]
+    behind = [_epilogue(region, product, kinds) for kinds in (_ROWS, _AROUND, _SAME_PLACE)]
+    found = [{product}, *behind, *(_prologue(region, each) for each in ({product}, *behind))]
+    return [each for number, each in enumerate(found) if each not in found[:number] and _is_one(region, each)]
 
 
-def _epilogue(body: Body, product: int, kinds: Collection[Kind]) -> set[int]:
+def _epilogue(region: RegionCandidate, product: int, kinds: Collection[OpPattern]) -> set[int]:
     """With the ops of some kinds behind it that can be computed in its tiles: they make no more than it does."""
     members, outside = {product}, set[int]()
-    largest = _made(body, product)
-    for number in range(product + 1, len(body.names)):
+    largest = _made(region, product)
+    for number in range(product + 1, len(region.names)):
         if number in members:
             continue
-        before = body.net.before[number]
+        before = region.net.before[number]
         if any(other in outside for other in before):
             outside.add(number)
         elif any(other in members for other in before):
-            fits = _fits(body, number, kinds) and _made(body, number) <= largest
+            fits = _fits(region, number, kinds) and _made(region, number) <= largest
             (members if fits else outside).add(number)
     return members
 
 
-def _prologue(body: Body, members: Collection[int]) -> set[int]:
+def _prologue(region: RegionCandidate, members: Collection[int]) -> set[int]:
     """With the ops before that nobody else reads, and that read no less than they make."""
     found = set(members)
-    products = [number for number in members if number in body.generated]
-    inputs = {memory for product in products for memory in body.reads[product]}
+    products = [number for number in members if number in region.generated]
+    inputs = {memory for product in products for memory in region.uses[product]}
     for number in range(max(products) - 1, -1, -1):
-        after = body.net.after[number]
-        if not after or number in found or not set(after) <= found or not _fits(body, number, _BEFORE):
+        after = region.net.after[number]
+        if not after or number in found or not set(after) <= found or not _fits(region, number, _BEFORE):
             continue
-        if any(memory in body.escapes for memory in body.makes[number]):
+        if any(memory in region.live_outs for memory in region.defs[number]):
             continue
-        if body.kinds[number] is Kind.VIEW or inputs.intersection(body.makes[number]):
+        if region.kinds[number] is OpPattern.VIEW or inputs.intersection(region.defs[number]):
             found.add(number)
-            inputs |= set(body.reads[number])
+            inputs |= set(region.uses[number])
     return found
 
 
-def _fits(body: Body, number: int, kinds: Collection[Kind]) -> bool:
-    return body.fusible[number] and body.kinds[number] in kinds
+def _fits(region: RegionCandidate, number: int, kinds: Collection[OpPattern]) -> bool:
+    return region.fusible[number] and region.kinds[number] in kinds
 
 
-def _made(body: Body, number: int) -> int:
-    memory = body.makes[number] or body.reads[number]
-    return max((body.nbytes[each] for each in memory), default=0)
+def _made(region: RegionCandidate, number: int) -> int:
+    memory = region.defs[number] or region.uses[number]
+    return max((region.nbytes[each] for each in memory), default=0)
 
 
-def _is_one(body: Body, members: set[int]) -> bool:
+def _is_one(region: RegionCandidate, members: set[int]) -> bool:
     """Whether nodes could be one pattern: no cycle is closed, and no variable used that another of them writes."""
     never = frozenset[int]()
-    apart = any(not body.partners.get(number, never).isdisjoint(members) for number in members)
-    return not apart and _is_convex(body, members)
+    apart = any(not region.partners.get(number, never).isdisjoint(members) for number in members)
+    return not apart and _is_convex(region, members)
 
 
-def _is_convex(body: Body, members: set[int]) -> bool:
+def _is_convex(region: RegionCandidate, members: set[int]) -> bool:
     """Whether no path leaves `members` and comes back."""
-    behind = _behind(body, members, max(members, default=0) + 1)
-    return not any(other in behind for number in members for other in body.net.before[number])
+    behind = _behind(region, members, max(members, default=0) + 1)
+    return not any(other in behind for number in members for other in region.net.before[number])
 
 
-def _left(body: Body, run: Candidate, members: Collection[int]) -> Iterator[list[int]]:
+def _left(region: RegionCandidate, run: Candidate, members: Collection[int]) -> Iterator[list[int]]:
     """What is left of a pattern of which others take some nodes."""
     left = set(run.members).difference(members)
     if left and len(left) < len(run.members):
-        yield from runs_among(body, run.members, left)
+        yield from runs_among(region, run.members, left)

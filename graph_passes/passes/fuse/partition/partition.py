@@ -1,6 +1,6 @@
-"""Decides which ops run as one, and as which kernels. Pure: a graph in, a `FusionPlan` out.
+"""Decides which ops run as one, and as which kernels. Pure: a graph in, a `Partition` out.
 
-graph --find_regions--> regions --body--> ops and bytes --substitution, exploration--> patterns with scores
+graph --find_regions--> regions --candidate_of--> ops and bytes --substitution, exploration--> patterns with scores
   --mixed patterns--> products with what is around them
   --choose--> patterns that are disjoint and acyclic --> steps in an order
 """
@@ -13,23 +13,25 @@ from enum import Enum
 from math import prod
 
 from custom_ops.background import go_on
-from graph_passes.analysis.op_pattern import IN_KERNELS, Kind, Meaning
+from graph_passes.analysis.cost.kernels import KernelDevice
+from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.rules import RULES
-from graph_passes.passes.fuse.partition.body import Body, body
+from graph_passes.passes.fuse.partition.candidate import candidate_of
 from graph_passes.passes.fuse.partition.explore import Exploration, exploratory
 from graph_passes.passes.fuse.partition.ilp import Choice, Limits, choose
 from graph_passes.passes.fuse.partition.mixed import mixed_patterns
 from graph_passes.passes.fuse.partition.patterns import substitution
-from graph_passes.passes.fuse.partition.quotient_graph import Contraction
+from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.regions import find_regions
-from graph_passes.passes.fuse.partition.score import Candidate, KernelDevice, Measure, Refuse, Scorer
+from graph_passes.passes.fuse.partition.score import Candidate, Measure, Refuse, Scorer
 from graph_passes.passes.fuse.partition.signature import Signature, Signatures, once
+from graph_passes.refusals import Refusal
 
 # What may be in a region that a GPU runs: products by its library, all else in kernels.
-ON_GPU = frozenset(Kind) - {Kind.CALL, Kind.OPAQUE}
-ON_CPU = frozenset(Kind) - {Kind.OPAQUE}
-PRODUCTS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT})
+ON_GPU = frozenset(OpPattern) - {OpPattern.CALL, OpPattern.OPAQUE}
+ON_CPU = frozenset(OpPattern) - {OpPattern.OPAQUE}
+PRODUCTS = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT})
 
 
 class StepKind(Enum):
@@ -42,11 +44,11 @@ class StepKind(Enum):
 
 
 _STEPS = {
-    Kind.PRODUCT: StepKind.CALL,
-    Kind.BATCHED_PRODUCT: StepKind.CALL,
-    Kind.CALL: StepKind.CALL,
-    Kind.VIEW: StepKind.VIEW,
-    Kind.READ: StepKind.READ,
+    OpPattern.PRODUCT: StepKind.CALL,
+    OpPattern.BATCHED_PRODUCT: StepKind.CALL,
+    OpPattern.CALL: StepKind.CALL,
+    OpPattern.VIEW: StepKind.VIEW,
+    OpPattern.READ: StepKind.READ,
 }
 
 
@@ -70,7 +72,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class RegionPlan:
+class Schedule:
     """What one op shall run.
 
     Attributes:
@@ -93,24 +95,24 @@ class RegionPlan:
 
 
 @dataclass(frozen=True)
-class FusionPlan:
+class Partition:
     """What to stitch in a graph.
 
     Attributes:
         regions: in an order in which they can run; acyclic together with the rest of the graph.
-        reasons: why a node is in none, in one sentence, for each that is in none.
+        reasons: why a node is in none, for each that is in none.
     """
 
-    regions: tuple[RegionPlan, ...]
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    regions: tuple[Schedule, ...]
+    reasons: Mapping[str, Refusal] = field(default_factory=dict)
 
 
-def plan_fusion(
+def partition_graph(
     graph: Graph,
-    meanings: Mapping[str, Meaning],
+    op_patterns: Mapping[str, NodePattern],
     device: KernelDevice,
     *,
-    kinds: Collection[Kind] = ON_CPU,
+    kinds: Collection[OpPattern] = ON_CPU,
     fusible: Callable[[str], bool] | None = None,
     generated: Callable[[str], bool] | None = None,
     default: str = "",
@@ -120,12 +122,12 @@ def plan_fusion(
     measure: Measure | None = None,
     limits: Limits | None = None,
     exploration: Exploration | None = None,
-) -> FusionPlan:
+) -> Partition:
     """Plan a graph, or the body of a function of one.
 
     Args:
         graph: with the shapes that are known.
-        meanings: of all its nodes.
+        op_patterns: of all its nodes.
         device: what it runs on.
         kinds: of nodes that may be in a region.
         fusible: whether a memory-intensive node can be in a kernel; None: by its kind.
@@ -143,28 +145,29 @@ def plan_fusion(
     """
 
     def by_kind(name: str) -> bool:
-        return meanings[name].kind in IN_KERNELS
+        return op_patterns[name].pattern in IN_KERNELS
 
     signatures = Signatures(graph, fetched)
     refuse = once(refuse, signatures) if refuse else None
     measure = _measured_once(measure, signatures) if measure else None
-    generated = generated or small_products(graph, meanings, device)
-    outside: dict[str, str] = {}
+    generated = generated or small_products(graph, op_patterns, device)
+    outside: dict[str, Refusal] = {}
     while True:
         go_on()
-        gain = _gain(meanings, device)
-        regions = find_regions(graph, meanings, gain, kinds, fed, outside, default)
-        bodies = [
-            body(graph, meanings, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
-            for members in regions.members
+        gain = _gain(op_patterns, device)
+        regions, reasons = find_regions(graph, op_patterns, gain, kinds, fed, outside, default)
+        candidates = [
+            candidate_of(graph, op_patterns, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
+            for members in regions
         ]
         planned = [
-            plan_region(Scorer(each, device, refuse, measure), limits or Limits(), exploration) for each in bodies
+            schedule_region(Scorer(each, device, refuse, measure), limits or Limits(), exploration)
+            for each in candidates
         ]
         alone = [step.members for region in planned for step in region.kernels if len(step.members) == 1]
         refused = {members[0]: why for members in alone if refuse and (why := refuse(members))}
         if not refused:
-            return FusionPlan(tuple(planned), regions.reasons)
+            return Partition(tuple(planned), reasons)
         outside |= refused  # not even by themselves
 
 
@@ -181,12 +184,12 @@ def _measured_once(measure: Measure, signatures: Signatures) -> Measure:
     return Measure(once(measure.kernel, signatures), lambda name: call([name]), prepare)
 
 
-def small_products(graph: Graph, meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[str], bool]:
+def small_products(graph: Graph, op_patterns: Mapping[str, NodePattern], device: KernelDevice) -> Callable[[str], bool]:
     """Whether a node is a product that can be in a kernel: of sizes that are known, and small (`KernelDevice.most`)."""
 
     def small(name: str) -> bool:
         node, most = graph[name], device.most
-        if most is None or meanings[name].kind not in PRODUCTS or node.op not in RULES:
+        if most is None or op_patterns[name].pattern not in PRODUCTS or node.op not in RULES:
             return False
         left, right, result = (graph.specs[tensor] for tensor in (*node.inputs[:2], TensorId(name)))
         if left.sizes is None or right.sizes is None or result.sizes is None or RULES[node.op].refusal(graph, node):
@@ -200,10 +203,12 @@ def small_products(graph: Graph, meanings: Mapping[str, Meaning], device: Kernel
     return small
 
 
-def _gain(meanings: Mapping[str, Meaning], device: KernelDevice) -> Callable[[Sequence[str]], float]:
+def _gain(op_patterns: Mapping[str, NodePattern], device: KernelDevice) -> Callable[[Sequence[str]], float]:
     def gain(members: Sequence[str]) -> float:
-        dispatched = sum(meanings[name].kind is not Kind.CONSTANT for name in members)
-        working = any(meanings[name].kind not in (Kind.CONSTANT, Kind.VIEW, Kind.READ) for name in members)
+        dispatched = sum(op_patterns[name].pattern is not OpPattern.CONSTANT for name in members)
+        working = any(
+            op_patterns[name].pattern not in (OpPattern.CONSTANT, OpPattern.VIEW, OpPattern.READ) for name in members
+        )
         return dispatched * device.dispatch - device.region if working else 0.0
 
     return gain
@@ -216,23 +221,23 @@ def _outputs(graph: Graph, members: Sequence[str], fetched: Collection[TensorId]
     return {tensor for tensor in made if tensor in fetched or any(use.node not in within for use in graph.uses(tensor))}
 
 
-def plan_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> RegionPlan:
+def schedule_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> Schedule:
     """The steps of one region."""
-    net = scorer.body.net
+    net = scorer.region.net
     _measure_at_once(scorer)
     candidates = substitution(scorer)
-    candidates += mixed_patterns(scorer, candidates) if scorer.body.generated else []
+    candidates += mixed_patterns(scorer, candidates) if scorer.region.generated else []
     substituted = len(candidates)
     candidates += exploratory(scorer, candidates, exploration)
     choice = choose(candidates, net, limits)
-    contraction = Contraction(net, [candidates[place].members for place in choice.chosen])
+    contraction = QuotientGraph(net, [candidates[place].members for place in choice.chosen])
     order = contraction.order()
     if order is None:
         raise AssertionError("a choice without cycles has an order")
     patterns = dict(enumerate(candidates[place] for place in choice.chosen))
     explored = {group for group, place in enumerate(choice.chosen) if place >= substituted}
     steps = tuple(_step(scorer, contraction.groups[group], patterns.get(group), group in explored) for group in order)
-    return RegionPlan(steps, choice)
+    return Schedule(steps, choice)
 
 
 def _measure_at_once(scorer: Scorer) -> None:
@@ -245,9 +250,9 @@ def _measure_at_once(scorer: Scorer) -> None:
 
 
 def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None, explored: bool) -> Step:
-    body: Body = scorer.body
-    names = tuple(body.names[number] for number in members)
+    region = scorer.region
+    names = tuple(region.names[number] for number in members)
     if pattern:
         return Step(StepKind.KERNEL, names, pattern.score, pattern.seconds, explored)
-    kind = _STEPS.get(body.kinds[members[0]], StepKind.KERNEL)
-    return Step(kind, names, 0.0, scorer.seconds(members) if body.works(members[0]) else 0.0)
+    kind = _STEPS.get(region.kinds[members[0]], StepKind.KERNEL)
+    return Step(kind, names, 0.0, scorer.seconds(members) if region.works(members[0]) else 0.0)

@@ -15,20 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from graph_passes.analysis.dependences import Role, connected, runs, settled
-from graph_passes.analysis.op_pattern import Kind
-from graph_passes.passes.fuse.partition.body import Body
+from graph_passes.analysis.op_pattern import OpPattern
+from graph_passes.passes.fuse.partition.candidate import RegionCandidate
 from graph_passes.passes.fuse.partition.score import Candidate, Scorer
 
-_COLUMNS = frozenset({Kind.COLUMN_REDUCTION, Kind.REDUCTION})
-_SCALARS = frozenset({Kind.SCALAR_REDUCTION})
-_ROWS = frozenset({Kind.ROW_REDUCTION})
+_COLUMNS = frozenset({OpPattern.COLUMN_REDUCTION, OpPattern.REDUCTION})
+_SCALARS = frozenset({OpPattern.SCALAR_REDUCTION})
+_ROWS = frozenset({OpPattern.ROW_REDUCTION})
 
 # What further becomes a partition op, and how, step by step. Large products are from the start.
-STEPS: tuple[tuple[frozenset[Kind], Role], ...] = (
-    (frozenset({Kind.PRODUCT}), Role.BORDER),
-    (frozenset({Kind.BATCHED_PRODUCT}), Role.BORDER),
-    (frozenset({Kind.VIEW}), Role.BORDER),
-    (frozenset({Kind.LAYOUT, Kind.GATHER}), Role.FIRST),
+STEPS: tuple[tuple[frozenset[OpPattern], Role], ...] = (
+    (frozenset({OpPattern.PRODUCT}), Role.BORDER),
+    (frozenset({OpPattern.BATCHED_PRODUCT}), Role.BORDER),
+    (frozenset({OpPattern.VIEW}), Role.BORDER),
+    (frozenset({OpPattern.LAYOUT, OpPattern.GATHER}), Role.FIRST),
     (_COLUMNS, Role.LAST),
     (_SCALARS, Role.LAST),
     (_ROWS, Role.LAST),
@@ -36,42 +36,42 @@ STEPS: tuple[tuple[frozenset[Kind], Role], ...] = (
     (_SCALARS, Role.BORDER),
     (_ROWS, Role.BORDER),
 )
-_FREE = frozenset({Kind.VIEW, Kind.CONSTANT})
+_FREE = frozenset({OpPattern.VIEW, OpPattern.CONSTANT})
 
 
 def substitution(scorer: Scorer) -> list[Candidate]:
     """Patterns of a region, each once, in a fixed order."""
     found: dict[tuple[int, ...], Candidate] = {}
-    body = scorer.body
-    every = range(len(body.names))
-    roles = {number: _first_role(body, number) for number in every}
-    for members in _sets(body, every, roles):
+    region = scorer.region
+    every = range(len(region.names))
+    roles = {number: _first_role(region, number) for number in every}
+    for members in _sets(region, every, roles):
         for candidate in _divided(scorer, members, roles, 0):
             found[candidate.members] = candidate
     return list(found.values())
 
 
-def runs_among(body: Body, members: Sequence[int], fusible: Collection[int]) -> list[list[int]]:
+def runs_among(region: RegionCandidate, members: Sequence[int], fusible: Collection[int]) -> list[list[int]]:
     """The runs among some nodes of which only these may be in one."""
-    roles = {number: _first_role(body, number) if number in fusible else Role.BORDER for number in members}
-    return list(_sets(body, members, roles))
+    roles = {number: _first_role(region, number) if number in fusible else Role.BORDER for number in members}
+    return list(_sets(region, members, roles))
 
 
-def _first_role(body: Body, number: int) -> Role:
-    if not body.fusible[number]:
+def _first_role(region: RegionCandidate, number: int) -> Role:
+    if not region.fusible[number]:
         return Role.BORDER
-    return Role.FREE if body.kinds[number] in _FREE else Role.WORK
+    return Role.FREE if region.kinds[number] in _FREE else Role.WORK
 
 
-def _sets(body: Body, members: Sequence[int], roles: Mapping[int, Role]) -> Iterator[list[int]]:
+def _sets(region: RegionCandidate, members: Sequence[int], roles: Mapping[int, Role]) -> Iterator[list[int]]:
     """The runs among `members`, without what is at their end and computes nothing; those that hold work."""
-    net = body.net.among(members)
+    net = region.net.among(members)
     place = {number: index for index, number in enumerate(members)}
-    apart = {(place[p], place[n]) for p, n in body.apart if p in place and n in place}
+    apart = {(place[p], place[n]) for p, n in region.incompatible if p in place and n in place}
     inside = [roles[number] for number in members]
 
     def waits(index: int, later: int, ranks: Sequence[int]) -> bool:
-        return _moves_less(body, members[index], ranks[index], later, lambda n: ranks[place[n]] if n in place else 0)
+        return _moves_less(region, members[index], ranks[index], later, lambda n: ranks[place[n]] if n in place else 0)
 
     sets: dict[int, list[int]] = {}
     ranks = settled(net, runs(net, inside, apart=apart), inside, waits, apart=apart)
@@ -81,46 +81,46 @@ def _sets(body: Body, members: Sequence[int], roles: Mapping[int, Role]) -> Iter
     for run in sets.values():
         kept: set[int] = set()
         for number in reversed(run):
-            if body.works(number) or any(other in kept for other in body.net.after[number]):
+            if region.works(number) or any(other in kept for other in region.net.after[number]):
                 kept.add(number)
         if kept:
             yield sorted(kept)
 
 
-def _moves_less(body: Body, number: int, here: int, later: int, rank: Callable[[int], int]) -> bool:
+def _moves_less(region: RegionCandidate, number: int, here: int, later: int, rank: Callable[[int], int]) -> bool:
     """Whether fewer bytes are moved if a node is computed where it is first read, in a later set."""
     saved = 0
-    for memory in body.makes[number]:
-        elsewhere = memory in body.escapes or any(rank(reader) != later for reader in body.readers[memory])
-        saved += body.nbytes[memory] * (1 if elsewhere else 2)
-    for memory in body.reads[number]:
-        others = [rank(reader) for reader in body.readers[memory] if reader != number]
+    for memory in region.defs[number]:
+        elsewhere = memory in region.live_outs or any(rank(reader) != later for reader in region.readers[memory])
+        saved += region.nbytes[memory] * (1 if elsewhere else 2)
+    for memory in region.uses[number]:
+        others = [rank(reader) for reader in region.readers[memory] if reader != number]
         if later in others:
             continue
-        made_here = memory in body.makers and rank(body.makers[memory]) == here
+        made_here = memory in region.makers and rank(region.makers[memory]) == here
         if made_here:
-            saved -= body.nbytes[memory] * (1 if memory in body.escapes or {here, *others} > {here} else 2)
+            saved -= region.nbytes[memory] * (1 if memory in region.live_outs or {here, *others} > {here} else 2)
         elif here in others:
-            saved -= body.nbytes[memory]
-    return saved > 0 and body.kinds[number] is not Kind.UPDATE
+            saved -= region.nbytes[memory]
+    return saved > 0 and region.kinds[number] is not OpPattern.UPDATE
 
 
 def _divided(scorer: Scorer, members: list[int], roles: Mapping[int, Role], step: int) -> Iterator[Candidate]:
     """A run as one pattern, its parts where it could be better, and so on."""
-    body = scorer.body
+    region = scorer.region
     whole = scorer.candidate(members)
     if whole:
         yield whole
         if whole.score >= whole.ideal:
             return
-    parts = connected(body.net, members)
+    parts = connected(region.net, members)
     if len(parts) > 1:
         yield from _packed(scorer, parts)
     for number in range(step, len(STEPS)):
         kinds, role = STEPS[number]
-        if any(body.kinds[member] in kinds for member in members):
-            changed = {member: role if body.kinds[member] in kinds else roles[member] for member in members}
-            for run in _sets(body, members, changed):
+        if any(region.kinds[member] in kinds for member in members):
+            changed = {member: role if region.kinds[member] in kinds else roles[member] for member in members}
+            for run in _sets(region, members, changed):
                 yield from _divided(scorer, run, changed, number + 1)
             return
 
@@ -133,7 +133,7 @@ def _packed(scorer: Scorer, parts: Sequence[list[int]]) -> Iterator[Candidate]:
         candidate = scorer.candidate(part)
         if candidate:
             yield candidate
-        largest = max(scorer.body.nbytes[memory] for number in part for memory in _touched(scorer.body, number))
+        largest = max(scorer.region.nbytes[memory] for number in part for memory in _touched(scorer.region, number))
         sizes.setdefault(largest, []).append(part)
     for group in sizes.values():
         yield from _halved(scorer, group)
@@ -153,5 +153,5 @@ def _halved(scorer: Scorer, parts: Sequence[list[int]]) -> Iterator[Candidate]:
     yield from _halved(scorer, parts[middle:])
 
 
-def _touched(body: Body, number: int) -> tuple[int, ...]:
-    return (*body.reads[number], *body.makes[number])
+def _touched(region: RegionCandidate, number: int) -> tuple[int, ...]:
+    return (*region.uses[number], *region.defs[number])

@@ -9,7 +9,7 @@ from custom_ops.ordering import topological_order
 from graph_passes.analysis.dependences import Dependences
 
 
-class Contraction:
+class QuotientGraph:
     """`net` with each of some disjoint sets as one group; every other node is a group of its own.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Which nodes of a graph run together as one op: a *region*. Pure: a graph and the meaning of its nodes in.
+"""Which nodes of a graph run together as one op: a *region*. Pure: a graph and the pattern of its nodes in.
 
 Regions are as few and as large as they can be: dispatching an op costs more than most of them compute. Along a path,
 what lies before an op that no region can hold and what lies behind it belong to different regions; nothing else
@@ -8,17 +8,19 @@ divides them (see `runs`), but for devices. A body of an `If` or a `While` is a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from graph_passes.analysis.dependences import Role, dependences, runs, settled
-from graph_passes.analysis.op_pattern import Kind, Meaning
+from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, texts
 from graph_passes.graph.ops import EXTERNAL, passed
 from graph_passes.graph.order import topological
+from graph_passes.refusals import Reason, Refusal
 
-CALLS = frozenset({Kind.PRODUCT, Kind.BATCHED_PRODUCT, Kind.CALL})  # what a region runs by somebody else's kernel
+CALLS = frozenset(
+    {OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL}
+)  # what a region runs by a library's kernel
 # What a region may hold, but never for its own sake.
-_ROLES = dict.fromkeys((Kind.VIEW, Kind.READ, Kind.CONSTANT), Role.FREE)
+_ROLES = dict.fromkeys((OpPattern.VIEW, OpPattern.READ, OpPattern.CONSTANT), Role.FREE)
 # Behind these an op may be dead: it runs only if a condition holds that its inputs do not tell.
 _BRANCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter"})
 
@@ -26,35 +28,21 @@ _BRANCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "Ref
 Gain = Callable[[Sequence[str]], float]
 
 
-@dataclass(frozen=True)
-class Regions:
-    """Sets of nodes that are acyclic together.
-
-    Attributes:
-        order: all nodes of the graph in topological order.
-        members: of each region, in that order; the regions in one in which they can run.
-        reasons: why a node is in none, for all that are in none.
-    """
-
-    order: tuple[str, ...]
-    members: tuple[tuple[str, ...], ...]
-    reasons: Mapping[str, str]
-
-
 def find_regions(
     graph: Graph,
-    meanings: Mapping[str, Meaning],
+    op_patterns: Mapping[str, NodePattern],
     gain: Gain,
-    kinds: Collection[Kind],
+    kinds: Collection[OpPattern],
     fed: Collection[str] = (),
-    outside: Mapping[str, str] | None = None,
+    outside: Mapping[str, Refusal] | None = None,
     default: str = "",
-) -> Regions:
-    """The regions of a graph.
+) -> tuple[list[tuple[str, ...]], Mapping[str, Refusal]]:
+    """The members of each region of a graph, and why a node is in none, for all that are in none. Members are in
+    topological order, and regions in an order in which they can run.
 
     Args:
         graph: the graph, or the body of a function.
-        meanings: of all its nodes.
+        op_patterns: of all its nodes.
         gain: regions that gain nothing by it stay as they are.
         kinds: of nodes that may be in a region.
         fed: names of nodes whose outputs the caller may give.
@@ -65,16 +53,16 @@ def find_regions(
         GraphError: the graph has a cycle.
     """
     order = topological(graph)
-    borders = _borders(graph, meanings, order, kinds, fed) | dict(outside or {})
+    borders = _borders(graph, op_patterns, order, kinds, fed) | dict(outside or {})
     places = _places(graph, order, default)
 
     def saves_memory(number: int, _later: int, _ranks: Sequence[int]) -> bool:
-        return _held_longer(graph, meanings, order[number]) < 0
+        return _held_longer(graph, op_patterns, order[number]) < 0
 
-    whole = {name for name in order if name in borders or meanings[name].kind is Kind.CONSTANT}
+    whole = {name for name in order if name in borders or op_patterns[name].pattern is OpPattern.CONSTANT}
     while True:
-        roles = [Role.BORDER if name in borders else _ROLES.get(meanings[name].kind, Role.WORK) for name in order]
-        net = dependences(graph, meanings, order, whole)
+        roles = [Role.BORDER if name in borders else _ROLES.get(op_patterns[name].pattern, Role.WORK) for name in order]
+        net = dependences(graph, op_patterns, order, whole)
         ranks = settled(net, runs(net, roles, places), roles, saves_memory, places)
         sets: dict[tuple[int, int], list[str]] = {}
         for number, name in enumerate(order):
@@ -82,39 +70,43 @@ def find_regions(
                 sets.setdefault((ranks[number], places[number]), []).append(name)
         found = {key: members for key, members in sets.items() if gain(members) > 0.0}
         inside = {name for members in found.values() for name in members}
-        more: dict[str, str] = {}
+        more: dict[str, Refusal] = {}
         for key, members in sets.items():
             if key in found:
-                more |= _conflicts(graph, meanings, members)
+                more |= _conflicts(graph, op_patterns, members)
             else:
-                why = f"one op in place of {_ops(len(members))} would gain nothing"
-                more |= {name: why for name in members if meanings[name].kind not in _ROLES}
+                why = Reason.NO_GAIN(ops=_ops(len(members)))
+                more |= {name: why for name in members if op_patterns[name].pattern not in _ROLES}
         # What stays outside reads all of its inputs, axes and shapes as well, so that there may be more paths.
         left = {name for name in order if name not in inside and name not in whole}
         if not left and not more:
-            regions = tuple(tuple(found[key]) for key in sorted(found))
-            return Regions(tuple(order), regions, _reasons(meanings, order, inside, borders))
+            regions = [tuple(found[key]) for key in sorted(found)]
+            return regions, _reasons(op_patterns, order, inside, borders)
         whole |= left | more.keys()
         borders |= more
 
 
 def _borders(
-    graph: Graph, meanings: Mapping[str, Meaning], order: Sequence[str], kinds: Collection[Kind], fed: Collection[str]
-) -> dict[str, str]:
+    graph: Graph,
+    op_patterns: Mapping[str, NodePattern],
+    order: Sequence[str],
+    kinds: Collection[OpPattern],
+    fed: Collection[str],
+) -> dict[str, Refusal]:
     """Nodes that no region can hold, and why."""
     branches = (node.name for node in graph if node.op in _BRANCHES)
     dead = graph.reached(branches, graph.successors)
-    found: dict[str, str] = {}
+    found: dict[str, Refusal] = {}
     for name in order:
-        node, meaning = graph[name], meanings[name]
-        if meaning.kind not in kinds:
-            found[name] = meaning.reason or f"regions on this device hold no {meaning.kind.value}"
+        node, op_pattern = graph[name], op_patterns[name]
+        if op_pattern.pattern not in kinds:
+            found[name] = op_pattern.reason or Reason.NO_SUCH_PATTERN(pattern=op_pattern.pattern.value)
         elif name in fed:
-            found[name] = "its output is fed"
+            found[name] = Reason.FED()
         elif name in dead:
-            found[name] = "it lies behind a Switch, so that it may not run"
+            found[name] = Reason.BEHIND_SWITCH()
         elif not node.inputs:
-            found[name] = "a constant, which the kernels that read it hold themselves"
+            found[name] = Reason.HELD_CONSTANT()
     return found
 
 
@@ -151,32 +143,35 @@ def _parts(device: str) -> dict[str, str]:
     return found
 
 
-def _held_longer(graph: Graph, meanings: Mapping[str, Meaning], name: str) -> int:
+def _held_longer(graph: Graph, op_patterns: Mapping[str, NodePattern], name: str) -> int:
     """Bytes that are in memory while a node waits, less those that are not: what it reads, unless it is there anyhow,
     less what it makes."""
     node = graph[name]
-    read = {node.inputs[index] for index in meanings[name].operands}
+    read = {node.inputs[index] for index in op_patterns[name].operands}
     held = sum(graph.nbytes(tensor) for tensor in read if graph[passed(graph, tensor).node].op not in EXTERNAL)
     return held - sum(map(graph.nbytes, graph.tensors(node)))
 
 
-def _conflicts(graph: Graph, meanings: Mapping[str, Meaning], members: Sequence[str]) -> dict[str, str]:
+def _conflicts(graph: Graph, op_patterns: Mapping[str, NodePattern], members: Sequence[str]) -> dict[str, Refusal]:
     """Calls of ops that take a variable which their region assigns."""
-    assigned = {graph[name].inputs[place] for name in members for place in meanings[name].writes}
-    found: dict[str, str] = {}
+    assigned = {graph[name].inputs[place] for name in members for place in op_patterns[name].writes}
+    found: dict[str, Refusal] = {}
     for name in members:
-        meaning = meanings[name]
-        taken = [graph[name].inputs[place] for place in (*meaning.reads, *meaning.writes)]
-        both = [str(tensor) for tensor in taken if tensor in assigned]
-        if both and meaning.kind in CALLS:
-            found[name] = f"it takes the variable '{both[0]}', which other ops of its region assign"
+        op_pattern = op_patterns[name]
+        taken = [graph[name].inputs[place] for place in (*op_pattern.reads, *op_pattern.writes)]
+        both = [tensor for tensor in taken if tensor in assigned]
+        if both and op_pattern.pattern in CALLS:
+            found[name] = Reason.VARIABLE_ASSIGNED(tensor=both[0])
     return found
 
 
 def _reasons(
-    meanings: Mapping[str, Meaning], order: Sequence[str], inside: Collection[str], borders: Mapping[str, str]
-) -> dict[str, str]:
-    beside = "it takes no time, and what it reads or what reads it is in no region"
+    op_patterns: Mapping[str, NodePattern],
+    order: Sequence[str],
+    inside: Collection[str],
+    borders: Mapping[str, Refusal],
+) -> dict[str, Refusal]:
+    beside = Reason.NO_TIME()
     return {name: borders.get(name, beside) for name in order if name not in inside}
 
 

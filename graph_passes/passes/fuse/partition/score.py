@@ -10,15 +10,15 @@ with products, and those that mix row reductions and other reductions (score by 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from custom_ops.background import go_on
-from custom_ops.jit.cublas import MatrixProduct
+from graph_passes.analysis.cost.kernels import KernelDevice
 from graph_passes.analysis.dependences import connected
-from graph_passes.analysis.op_pattern import REDUCTIONS, Kind
-from graph_passes.passes.fuse.partition.body import WHOLE, Body
+from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern
+from graph_passes.passes.fuse.partition.candidate import WHOLE, RegionCandidate
+from graph_passes.refusals import Refusal
 
 
 @dataclass(frozen=True)
@@ -38,65 +38,8 @@ class Measure:
 
 AGAIN = 0.05  # of a product's time for an op on its operands, which is computed again for each tile: an estimate
 
-# Seconds of the library's products of these forms side by side, each on a stream of its own; None: not measured.
-Beside = Callable[[Sequence[MatrixProduct]], float | None]
-
-# Why these nodes cannot be one kernel; "" if they can.
-Refuse = Callable[[Sequence[str]], str]
-
-
-@dataclass(frozen=True)
-class Small:
-    """A bound on products of matrices.
-
-    Attributes:
-        operations: multiplications and additions.
-        nbytes: of both factors and the result.
-    """
-
-    operations: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class KernelDevice:
-    """What kernels take on a device.
-
-    Attributes:
-        name: the device's.
-        copies: (bytes moved, seconds) of copies, at growing sizes.
-        launch: seconds from one kernel of a region to the next.
-        barrier: seconds until all of a kernel has come to one point.
-        block: bytes that one block can work on by itself; a kernel of no larger tensors needs no such barrier.
-        chip: bytes that a kernel can keep from one pass over its tensors to the next.
-        dispatch: seconds that TensorFlow takes for an op, whatever it computes.
-        region: seconds that a region takes, whatever it holds.
-        packed: share of their time that parts with no dependences among them lose in a kernel of several passes. The
-            largest part loses nothing.
-        product: seconds that a small product of matrices takes beside the bytes that it moves.
-        most: products up to this are small: they wait for memory more than they compute, and can be in kernels; None:
-            no product can.
-    """
-
-    name: str
-    copies: tuple[tuple[float, float], ...]
-    launch: float
-    barrier: float
-    block: int
-    chip: int
-    dispatch: float
-    region: float
-    packed: float = 0.0
-    product: float = 0.0
-    most: Small | None = None
-
-    def seconds(self, moved: float) -> float:
-        """How long moving so many bytes takes: between the sizes that were measured, and past them at the last rate."""
-        place = bisect_left(self.copies, (moved,))
-        if place == 0:
-            return self.copies[0][1]
-        (left, before), (right, after) = self.copies[place - 1], self.copies[min(place, len(self.copies) - 1)]
-        return before + (moved - left) * ((after - before) / (right - left) if right > left else before / left)
+# Why these nodes cannot be one kernel; None if they can.
+Refuse = Callable[[Sequence[str]], Refusal | None]
 
 
 @dataclass(frozen=True)
@@ -121,17 +64,17 @@ class Scorer:
     """Gives patterns of one region their scores, each once.
 
     Attributes:
-        body: the region.
+        region: the region.
         device: what runs it.
         refuse: see `Refuse`; asked about every pattern that would gain anything.
         measure: see `Measure`; without one, all is by model.
     """
 
-    body: Body
+    region: RegionCandidate
     device: KernelDevice
     refuse: Refuse | None = None
     measure: Measure | None = None
-    refused: dict[tuple[int, ...], str] = field(default_factory=dict)
+    refused: dict[tuple[int, ...], Refusal] = field(default_factory=dict)
     _known: dict[tuple[int, ...], Candidate | None] = field(default_factory=dict)
     _scores: dict[tuple[int, ...], float] = field(default_factory=dict)
     _alone: dict[int, float] = field(default_factory=dict)
@@ -148,7 +91,7 @@ class Scorer:
         """What a pattern would save by model, whether or not it can be a kernel; 0 if nothing."""
         if pattern not in self._scores:
             go_on()
-            working = [number for number in pattern if self.body.works(number)]
+            working = [number for number in pattern if self.region.works(number)]
             saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
             self._scores[pattern] = max(saved - self.seconds(pattern), 0.0) if len(working) > 1 else 0.0
         return self._scores[pattern]
@@ -162,8 +105,8 @@ class Scorer:
         return self.device.seconds(moved) + waited + self._unlike(members, moved)
 
     def _scored(self, pattern: tuple[int, ...]) -> Candidate | None:
-        working = [number for number in pattern if self.body.works(number)]
-        products = any(number in self.body.generated for number in working)
+        working = [number for number in pattern if self.region.works(number)]
+        products = any(number in self.region.generated for number in working)
         if len(working) < 2 and not products:
             return None
         saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
@@ -172,8 +115,8 @@ class Scorer:
         ideal = saved - self.device.seconds(least) - self._product(pattern)
         if ideal <= 0.0 and not (products and self.measure):
             return None
-        names = [self.body.names[number] for number in pattern]
-        why = self.refuse(names) if self.refuse else ""
+        names = [self.region.names[number] for number in pattern]
+        why = self.refuse(names) if self.refuse else None
         if why:
             self.refused[pattern] = why
             return None
@@ -181,8 +124,8 @@ class Scorer:
             gain = self._gain(pattern)
             if gain is not None:
                 saved, ideal = seconds + gain, gain
-        elif self.measure and mixed([self.body.kinds[number] for number in pattern]):
-            wanted = (names, *([self.body.names[number]] for number in working))
+        elif self.measure and mixed([self.region.kinds[number] for number in pattern]):
+            wanted = (names, *([self.region.names[number]] for number in working))
             self.measure.prepare(wanted)
             measured = [self.measure.kernel(members) for members in wanted]
             known = [seconds for seconds in measured if seconds is not None]
@@ -195,25 +138,25 @@ class Scorer:
         """What parts with no dependences among them lose in a kernel of several passes: each waits for the slowest in
         all of them, and all share registers and the size of CTAs. To put together the parts of what is reduced over all
         of a tensor is a pass, too."""
-        body, device = self.body, self.device
-        several = any(body.whole[number] for number in members)  # a pass ends behind no other member
+        region, device = self.region, self.device
+        several = any(region.whole[number] for number in members)  # a pass ends behind no other member
         if not device.packed or not several or moved <= device.block:
             return 0.0
-        parts = connected(body.net, members)
+        parts = connected(region.net, members)
         if len(parts) == 1:
             return 0.0
         touched = (
-            {memory for number in part for memory in (*body.reads[number], *body.makes[number])} for part in parts
+            {memory for number in part for memory in (*region.uses[number], *region.defs[number])} for part in parts
         )
-        times = [device.seconds(sum(body.nbytes[memory] for memory in each)) - device.seconds(0) for each in touched]
+        times = [device.seconds(sum(region.nbytes[memory] for memory in each)) - device.seconds(0) for each in touched]
         return device.packed * (sum(times) - max(times))
 
     def _product(self, members: Sequence[int]) -> float:
         """What products take in a kernel beside the bytes that it moves; operands are computed anew for each tile."""
-        if not any(number in self.body.generated for number in members):
+        if not any(number in self.region.generated for number in members):
             return 0.0
         before, _ = self._sides(members)
-        return self.device.product * (1 + AGAIN * sum(map(self.body.works, before)))
+        return self.device.product * (1 + AGAIN * sum(map(self.region.works, before)))
 
     def dry_run(self) -> tuple[Scorer, list[Sequence[str]]]:
         """A scorer by model alone, and the list in which it notes what would be measured of patterns without
@@ -230,15 +173,15 @@ class Scorer:
         if self.measure:
             found = [tuple(sorted(members)) for members in patterns]
             parts = [part for pattern in found for part in self._parts(pattern)]
-            names = [[self.body.names[number] for number in members] for members in dict.fromkeys([*found, *parts])]
+            names = [[self.region.names[number] for number in members] for members in dict.fromkeys([*found, *parts])]
             self.measure.prepare([members for members in names if not self.refuse or not self.refuse(members)])
 
     def _gain(self, pattern: tuple[int, ...]) -> float | None:
         """What a pattern with products saves: the library's products, with kernels of what is before them and of what
         is behind, less its own time; and what such kernels save by themselves, by the same model as all others."""
         assert self.measure is not None
-        names, parts = self.body.names, self._parts(pattern)
-        times = [self.measure.call(names[number]) for number in pattern if number in self.body.generated]
+        names, parts = self.region.names, self._parts(pattern)
+        times = [self.measure.call(names[number]) for number in pattern if number in self.region.generated]
         times += [self.measure.kernel([names[number] for number in part]) for part in parts]
         own = self.measure.kernel([names[number] for number in pattern])
         if own is None or any(seconds is None for seconds in times):
@@ -247,17 +190,17 @@ class Scorer:
 
     def _parts(self, pattern: tuple[int, ...]) -> list[tuple[int, ...]]:
         """What of a pattern comes before its products, and behind them, where that is any work."""
-        return [part for part in self._sides(pattern) if any(map(self.body.works, part))]
+        return [part for part in self._sides(pattern) if any(map(self.region.works, part))]
 
     def _sides(self, pattern: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The members that wait for no product of a pattern, and those that do."""
-        behind = {number for number in pattern if number in self.body.generated}
+        behind = {number for number in pattern if number in self.region.generated}
         for number in pattern:
-            if any(other in behind for other in self.body.net.before[number]):
+            if any(other in behind for other in self.region.net.before[number]):
                 behind.add(number)
         return (
             tuple(number for number in pattern if number not in behind),
-            tuple(number for number in pattern if number in behind and number not in self.body.generated),
+            tuple(number for number in pattern if number in behind and number not in self.region.generated),
         )
 
     def _one(self, number: int) -> float:
@@ -266,9 +209,9 @@ class Scorer:
         return self._alone[number]
 
     def _barrier(self, members: Iterable[int]) -> float:
-        body = self.body
-        touched = {memory for number in members for memory in (*body.reads[number], *body.makes[number])}
-        large = max((body.nbytes[memory] for memory in touched), default=0) > self.device.block
+        region = self.region
+        touched = {memory for number in members for memory in (*region.uses[number], *region.defs[number])}
+        large = max((region.nbytes[memory] for memory in touched), default=0) > self.device.block
         return self.device.barrier if large else 0.0
 
     def _moved(self, members: Sequence[int]) -> tuple[int, int, int]:
@@ -277,18 +220,20 @@ class Scorer:
         A pass ends where a member needs all of what another one reduces. What is read in several passes, or made in one
         and read in another, is moved again, unless the chip can hold it.
         """
-        body, within = self.body, set(members)
+        region, within = self.region, set(members)
         passes: dict[int, int] = {}
         for number in members:
-            passes[number] = max((passes[p] + body.whole[p] for p in body.net.before[number] if p in within), default=0)
-        made = {memory: number for number in reversed(members) for memory in body.makes[number]}
+            passes[number] = max(
+                (passes[p] + region.whole[p] for p in region.net.before[number] if p in within), default=0
+            )
+        made = {memory: number for number in reversed(members) for memory in region.defs[number]}
         read: dict[int, list[int]] = {}
         for number in members:
-            for memory in body.reads[number]:
+            for memory in region.uses[number]:
                 read.setdefault(memory, []).append(number)
         moved = least = 0
         for memory, readers in read.items():
-            size, where = body.nbytes[memory], {passes[number] for number in readers}
+            size, where = region.nbytes[memory], {passes[number] for number in readers}
             if memory not in made or readers[0] <= made[memory]:  # the latter: what a variable held before
                 least += size
                 moved += size * (len(where) if size > self.device.chip else 1)
@@ -297,16 +242,16 @@ class Scorer:
                 moved += size * (again + (again > 0 and not self._leaves(memory, within)))
         for memory in made:
             if self._leaves(memory, within):
-                least += body.nbytes[memory]
-                moved += body.nbytes[memory]
+                least += region.nbytes[memory]
+                moved += region.nbytes[memory]
         return moved, least, 1 + max(passes.values(), default=0)
 
     def _leaves(self, memory: int, within: set[int]) -> bool:
-        return memory in self.body.escapes or any(reader not in within for reader in self.body.readers[memory])
+        return memory in self.region.live_outs or any(reader not in within for reader in self.region.readers[memory])
 
 
-def mixed(kinds: Iterable[Kind]) -> bool:
+def mixed(kinds: Iterable[OpPattern]) -> bool:
     """Whether a pattern is one that a model says little about: products with reductions, or reductions of two kinds."""
     found = set(kinds)
-    products = bool(found & {Kind.PRODUCT, Kind.BATCHED_PRODUCT})
-    return (products and bool(found & REDUCTIONS)) or (Kind.ROW_REDUCTION in found and bool(found & WHOLE))
+    products = bool(found & {OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT})
+    return (products and bool(found & REDUCTIONS)) or (OpPattern.ROW_REDUCTION in found and bool(found & WHOLE))

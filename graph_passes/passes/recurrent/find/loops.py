@@ -12,13 +12,20 @@ from dataclasses import dataclass
 
 from graph_passes.graph.frames import frames
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
-from graph_passes.graph.ops import passed, scalar_value
-
-LOOPS = frozenset({"While", "StatelessWhile"})
+from graph_passes.graph.ops import LOOPS, passed, scalar_value
+from graph_passes.refusals import Reason, Refusal
 
 
 class Unreadable(Exception):  # noqa: N818  not an error: the loop stays as it is, and the report says why
-    """What a cell cannot express; the message says what was found, and names the op."""
+    """What a cell cannot express.
+
+    Attributes:
+        refusal: what was found.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +189,8 @@ def _bounds(loop: Loop, counters: Collection[int]) -> tuple[TensorId, ...]:
         sides = list(node.inputs) if node.op == "Less" else list(node.inputs)[::-1] if node.op == "Greater" else []
         ends = [passed(condition, side) for side in sides]
         if not ends or places.get(ends[0].node) not in counters:
-            raise Unreadable(
-                f"the loop goes on while '{node.name}' ({node.op}), which is not a count of steps below a bound"
-            )
+            raise Unreadable(Reason.LOOP_CONDITION.of(node))
         bounds.append(ends[1])
     if not bounds:
-        raise Unreadable("the loop has no bound")
+        raise Unreadable(Reason.LOOP_WITHOUT_BOUND())
     return tuple(bounds)

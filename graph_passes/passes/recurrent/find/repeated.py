@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from custom_ops.ordering import topological_order
 from graph_passes.graph.ir import Graph, Node, TensorId
-from graph_passes.graph.ops import MATRIX_PRODUCTS
-from graph_passes.passes.recurrent.apply import Unmatched
+from graph_passes.graph.ops import FORWARD_CONVOLUTIONS, MATRIX_PRODUCTS
+from graph_passes.passes.recurrent.match import Unmatched
+from graph_passes.refusals import Reason, Refusal
 
 LEAST = 2  # steps
-CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
-PRODUCTS = MATRIX_PRODUCTS | CONVOLUTIONS
+PRODUCTS = MATRIX_PRODUCTS | FORWARD_CONVOLUTIONS
 MODES = ("transpose_a", "transpose_b", "adj_x", "adj_y", "equation")
 
 # Ops that give a weight, or a part of it, in another form.
@@ -30,21 +30,13 @@ FORMS = frozenset({
 })  # fmt: skip
 _DEPTH = 12  # of forms of one weight
 
-_AGAIN = "its steps are written one after the other"
-_TRAINED = f"{_AGAIN}, with their gradient, and no loop could be made of both; write a loop (unroll=False)"
-_IDLE = f"{_AGAIN}, and the graph has a gradient of them, though nothing needs it"
-_IN_PLACE = (
-    f"{_AGAIN}: such steps are replaced in a tf.function, a GraphDef or a SavedModel, not where a graph is edited"
-)
-_OTHER = f"{_AGAIN}; a loop is made of such steps only where each reads its item of one tf.unstack, in order"
-
 
 class Refused(NamedTuple):
     """Steps that were recognised, and why no loop is made of them."""
 
     nodes: frozenset[str]
     unpack: str
-    reason: str
+    reason: Refusal
 
 
 class _Use(NamedTuple):
@@ -81,7 +73,7 @@ def repeated(
         known: nodes of recurrences that are reported already, or replaced.
         in_place: the graph is edited in place, where no loop is made of steps.
     """
-    otherwise = _IN_PLACE if in_place else _OTHER
+    otherwise = Reason.UNROLLED_IN_PLACE() if in_place else Reason.UNROLLED()
     found = [*_within(graph, keep, refused, known, otherwise)]
     for (caller, _), function in graph.functions.items():
         if caller not in known:
@@ -91,7 +83,7 @@ def repeated(
 
 
 def _within(
-    graph: Graph, keep: Collection[str], refused: Sequence[Refused], known: Collection[str], otherwise: str
+    graph: Graph, keep: Collection[str], refused: Sequence[Refused], known: Collection[str], otherwise: Refusal
 ) -> Iterator[Unmatched]:
     numbers: dict[object, int] = {}
     multiplying = (node for node in graph if node.op in PRODUCTS and node.name not in known)
@@ -101,23 +93,24 @@ def _within(
     for part in _joined(_firsts(chains)):
         products = {product for chain in part for product in chain.products}
         said |= products
-        recognised = next((each.reason for each in refused if each.nodes & products), "")
+        recognised = next((each.reason for each in refused if each.nodes & products), None)
         weights = {chain.use.weight for chain in part}
         transposed = [
             name for name, found in uses.items() if name not in products and weights & {u.weight for u in found}
         ]
         first = graph[part[0].products[0]]
-        if first.op in CONVOLUTIONS:
-            why = f"{_AGAIN}, and '{first.name}' ({first.op}) takes states that are no matrices [batch, units]"
-        elif transposed:
-            why = f"{_AGAIN}, with their gradient, and {recognised}" if recognised else _TRAINED
-            why = _IDLE if needed(graph, keep).isdisjoint(transposed) else why
+        if first.op in FORWARD_CONVOLUTIONS:
+            why = Reason.UNROLLED_CONVOLUTION.of(first)
+        elif transposed and needed(graph, keep).isdisjoint(transposed):
+            why = Reason.UNROLLED_IDLE()
+        elif recognised is not None:
+            why = (Reason.UNROLLED_TRAINED_BECAUSE if transposed else Reason.UNROLLED_BECAUSE)(because=recognised)
         else:
-            why = f"{_AGAIN}, and {recognised}" if recognised else otherwise
+            why = Reason.UNROLLED_TRAINED() if transposed else otherwise
         yield Unmatched(first.name, f"unrolled, {part[0].steps} steps", why)
     for each in refused:
         if not each.nodes & said and not each.nodes & set(known):
-            yield Unmatched(each.unpack, "unrolled", f"{_AGAIN}, and {each.reason}")
+            yield Unmatched(each.unpack, "unrolled", Reason.UNROLLED_BECAUSE(because=each.reason))
 
 
 def _uses(graph: Graph, node: Node, numbers: dict[object, int]) -> list[_Use]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec, integer
+from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec, WorkingCopy, integer
 from graph_passes.graph.ops import copied
 from graph_passes.graph.order import is_acyclic
-from graph_passes.passes.recurrent.apply import Unmatched
 from graph_passes.passes.recurrent.faults import attempt
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.find.repeated import Refused, needed
@@ -26,8 +25,9 @@ from graph_passes.passes.recurrent.find.step_gradients import (
     step_gradient,
 )
 from graph_passes.passes.recurrent.find.unrolled import Search, Unrolled
+from graph_passes.passes.recurrent.match import Unmatched
+from graph_passes.refusals import Reason
 
-_NO_GRADIENT = "what reads single steps is not known to be their gradient"
 _INT, _LIST, _BOOL = TensorSpec("int32", 4, ()), TensorSpec("variant", 0, ()), TensorSpec("bool", 1, ())
 
 
@@ -36,14 +36,14 @@ class Rolled:
     """What `roll_up` made.
 
     Attributes:
-        graph: with loops in place of what was unrolled; the graph that was given where there is nothing.
+        graph: the plan's own copy, with loops in place of what was unrolled; None where there is nothing.
         loops: for each loop, by its name, the nodes that it stands for.
         refused: steps that were recognised, and stay.
         unmatched: steps that stay because of a fault.
         gradients: of loops that stand for steps with their gradient.
     """
 
-    graph: Graph
+    graph: WorkingCopy | None
     loops: Mapping[str, frozenset[str]]
     refused: tuple[Refused, ...]
     unmatched: tuple[Unmatched, ...]
@@ -59,6 +59,7 @@ def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()
         skip: loops, named in an earlier result, that are to stay unrolled.
         exits: see `Exits`; None: steps with their gradient stay.
     """
+    rolled: WorkingCopy | None = None
     loops: dict[str, frozenset[str]] = {}
     refused: list[Refused] = []
     unmatched: list[Unmatched] = []
@@ -82,17 +83,17 @@ def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()
             if found.gradient and exits is not None:
                 gradient = step_gradient(graph, found, serving, keep, exits)
                 if gradient is None:
-                    refused.append(Refused(steps, node.name, _NO_GRADIENT))
+                    refused.append(Refused(steps, node.name, Reason.STEP_GRADIENT()))
                     continue
             roller = _Roller(graph, found, name, gradient)
             try:
-                graph = roller.graph(keep)
+                graph = rolled = roller.graph(keep)
             except Unreadable as error:
-                refused.append(Refused(steps, node.name, str(error)))
+                refused.append(Refused(steps, node.name, error.refusal))
                 continue
             loops[name] = steps
             gradients += roller.rolled_gradients
-    return Rolled(graph, loops, tuple(refused), tuple(dict.fromkeys(unmatched)), tuple(gradients))
+    return Rolled(rolled, loops, tuple(refused), tuple(dict.fromkeys(unmatched)), tuple(gradients))
 
 
 @dataclass
@@ -112,7 +113,7 @@ class _Roller:
     results: list[TensorId] = field(default_factory=list)  # of `variables`
     listed: list[TensorId] = field(default_factory=list)  # of each sequence the tensor of which a list is made
 
-    def graph(self, keep: Collection[str]) -> Graph:
+    def graph(self, keep: Collection[str]) -> WorkingCopy:
         """The graph with the loop.
 
         Raises:
@@ -340,7 +341,7 @@ class _Roller:
 
     def _written(
         self, rewired: dict[TensorId, TensorId], body: Function, condition: Function, keep: Collection[str]
-    ) -> Graph:
+    ) -> WorkingCopy:
         source = self.source
         gone = {name for chain in self.found.chains for name in chain} | set(self.found.stacked)
         gone |= self._served(gone, rewired, keep)
@@ -362,7 +363,7 @@ class _Roller:
             tensor: spec for tensor, spec in self.specs.items() if tensor.node not in source.nodes
         }
         functions = source.functions | {(self.name, "body"): body, (self.name, "cond"): condition}
-        return Graph(kept(), specs, source.constants | self.constants, functions)
+        return WorkingCopy(kept(), specs, source.constants | self.constants, functions)
 
     def _served(self, gone: Collection[str], rewired: Mapping[TensorId, TensorId], keep: Collection[str]) -> set[str]:
         """What reads single steps, or what does so: the old gradient, and what nobody needs.
@@ -380,7 +381,7 @@ class _Roller:
         starts = {start.node for _, start in self.gradient.starts} if self.gradient else set()
         lost = next(iter(sorted(found & (ends(source, keep) | starts))), None)
         if lost is not None:
-            raise Unreadable(f"'{lost}' ({source[lost].op}) needs what single steps make")
+            raise Unreadable(Reason.STEP_NEEDED.of(source[lost]))
         return found
 
 

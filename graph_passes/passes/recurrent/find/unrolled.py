@@ -17,6 +17,7 @@ import numpy as np
 from graph_passes.graph.ir import Graph, Node, TensorId, Use, integer
 from graph_passes.graph.ops import READS, copied
 from graph_passes.graph.order import topological
+from graph_passes.refusals import Reason, Refusal
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMulV2"})
 
@@ -74,7 +75,7 @@ class Search:
         self.waiting: list[tuple[str, str]] = []
         self.zeros: list[str] = []
         self.masks: dict[TensorId, tuple[TensorId, ...]] = {}
-        self.refused: tuple[frozenset[str], str] | None = None  # a recurrence that `find` found and left, and why
+        self.refused: tuple[frozenset[str], Refusal] | None = None  # a recurrence that `find` found and left, and why
 
     def item(self, step: int) -> int:
         """The item that a step reads."""
@@ -199,7 +200,7 @@ class Search:
         """The recurrence, if the chains are one, in every step alike."""
         step_of = {name: (chain[0], step) for chain in chains for step, name in enumerate(chain)}
 
-        def refuse(reason: str) -> Unrolled | None:
+        def refuse(reason: Refusal) -> Unrolled | None:
             self.refused = (frozenset(step_of), reason)
             return None
 
@@ -219,7 +220,7 @@ class Search:
             return None
         fetched = next((name for name in step_of if name in keep), None)
         if fetched is not None:
-            return refuse(f"'{fetched}', of one step, is fetched by name")
+            return refuse(Reason.STEP_FETCHED(node=fetched))
         stacked: dict[str, TensorId] = {}
         last: dict[TensorId, None] = {}
         gradient: dict[str, None] = {}
@@ -228,15 +229,15 @@ class Search:
                 tensors = [TensorId(name, index) for name in chain]
                 reader = self._check_readers(tensors, step_of, stacked, last, gradient)
                 if reader is not None:
-                    return refuse(f"'{reader.name}' ({reader.op}) reads '{reader.inputs[0]}' of single steps")
+                    return refuse(Reason.STEP_READ.of(reader, tensor=reader.inputs[0]))
         likes = {name: self._like(name, states) for name in self.zeros}
         zeros = {name: tensor for name, tensor in likes.items() if tensor is not None}
         fetched = next((name for name in stacked if name in keep), None)
         if fetched is not None:
-            return refuse(f"'{fetched}', the outputs of all steps, is fetched by name")
+            return refuse(Reason.STEPS_FETCHED(node=fetched))
         if len(zeros) < len(likes):
             name = next(name for name in likes if name not in zeros)
-            return refuse(f"'{name}' (ZerosLike) is of the shape of something that only a step has")
+            return refuse(Reason.STEP_ZEROS(node=name))
         return Unrolled(
             self.unpack.name, tuple(chains), tuple(sequences), states, stacked, tuple(last), self.backwards, zeros,
             tuple(gradient), self.masks,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.rewrite import Names, NewNode
-from graph_passes.passes.recurrent.apply import Launch, Match, Unmatched
 from graph_passes.passes.recurrent.faults import attempt
 from graph_passes.passes.recurrent.lower.loop import Joinable
+from graph_passes.passes.recurrent.match import Launch, Match, Unmatched
 
 
 def paired(graph: Graph, candidates: Sequence[Joinable], names: Names, unmatched: list[Unmatched]) -> list[Match]:

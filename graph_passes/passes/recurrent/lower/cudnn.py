@@ -24,10 +24,11 @@ from graph_passes.graph.dead_code import dead_code
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId, boolean, floating, integer, text
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE, Writer
-from graph_passes.passes.recurrent.apply import Direction, Launch, Match, Unmatched
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key, scalar_key
 from graph_passes.passes.recurrent.find.provenance import Places, Traced, integers, is_zero, trace
 from graph_passes.passes.recurrent.lower.loop import Joinable
+from graph_passes.passes.recurrent.match import Direction, Launch, Match, Unmatched
+from graph_passes.refusals import Reason, Refusal
 
 CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
 
@@ -110,43 +111,42 @@ def match_cudnn(
     """
     node = graph[name]
     sizes = _sizes(graph, node)
-    if isinstance(sizes, str):
+    if isinstance(sizes, Refusal):
         return Unmatched(name, node.op, sizes)
     if name in keep:
-        return Unmatched(name, node.op, "it is fetched by name")
+        return Unmatched(name, node.op, Reason.CUDNN_FETCHED())
     match = _Reader(graph, node, sizes, names, backwards, opaque).read()
     removed = dead_code(graph, {name, *backwards}, match.nodes, dict(match.rewired), keep)
     for tensor in graph.tensors(node):
         readers = [use.node for use in graph.uses(tensor) if use.node not in removed]
         if readers and tensor not in dict(match.rewired):
-            reason = f"'{readers[0]}' reads its output {tensor.index}, which only cuDNN makes"
-            return Unmatched(name, node.op, reason)
+            return Unmatched(name, node.op, Reason.CUDNN_OUTPUT(reader=readers[0], index=tensor.index))
     # together with gradients, `plan.py` finds what is dead
     return match if backwards else replace(match, removed=tuple(sorted(removed)))
 
 
-def _sizes(graph: Graph, node: Node) -> Sizes | str:
+def _sizes(graph: Graph, node: Node) -> Sizes | Refusal:
     """What the op computes, or why it is not read."""
     mode, inputs, direction = (text(node.attrs.get(key)) for key in ("rnn_mode", "input_mode", "direction"))
     if (mode or "lstm") not in _GATES:
-        return f"its rnn_mode is '{mode}', not one of {', '.join(_GATES)}"
+        return Reason.CUDNN_MODE(mode=mode, modes=", ".join(_GATES))
     if (inputs or "linear_input") != "linear_input":
-        return f"its input_mode is '{inputs}', not linear_input"
+        return Reason.CUDNN_INPUT(mode=inputs)
     if (direction or "unidirectional") != "unidirectional":
-        return f"its direction is '{direction}'; only a layer's single directions are read"
+        return Reason.CUDNN_DIRECTION(direction=direction)
     if "dropout" in node.attrs and floating(node.attrs["dropout"]):
-        return "it has dropout between layers"
+        return Reason.CUDNN_DROPOUT()
     if "num_proj" in node.attrs and integer(node.attrs["num_proj"]):
-        return "it projects its state (num_proj)"
+        return Reason.CUDNN_PROJECTION()
     time_major = _time_and_batch(node) == (0, 1)
     x, h = graph.specs.get(node.inputs[0]), graph.specs.get(node.inputs[1])
     if x is None or x.shape is None or len(x.shape) != 3 or x.shape[2] is None:
-        return "the width of its input is not known before it runs; give a static shape"
+        return Reason.CUDNN_INPUT_WIDTH()
     if h is None or h.shape is None or len(h.shape) != 3 or h.shape[2] is None:
-        return "the width of its state is not known before it runs"
+        return Reason.CUDNN_STATE_WIDTH()
     layers = h.shape[0 if time_major else 1]
     if layers != 1:
-        return f"it holds {layers or 'an unknown number of'} layers; only one layer is read"
+        return Reason.CUDNN_LAYERS(layers=layers or "an unknown number of")
     return Sizes(mode or "lstm", x.shape[2], h.shape[2], x.dtype, time_major)
 
 

@@ -24,6 +24,7 @@ from graph_passes.passes.recurrent.lower.elementwise_ops import ELEMENTWISE_OPS
 from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
 from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue, static
 from graph_passes.passes.recurrent.lower.time_reversal import unreversed
+from graph_passes.refusals import Reason
 
 _SHAPES = frozenset({"Shape", "Size", "Rank"})
 FIXED, STEP, STATE = 0, 1, 2
@@ -95,7 +96,7 @@ class Hoister:
             known = None if source is None else self._graph.specs.get(source)
             if known is not None and known.shape:
                 return known.shape[1:]
-            raise Unreadable(f"the rank of '{node.name}' ({node.op}) is unknown")
+            raise Unreadable(Reason.RANK_UNKNOWN.of(node))
         return spec.shape
 
     def hoisted(self, tensor: TensorId) -> Hoisted:
@@ -133,7 +134,7 @@ class Hoister:
         dims = self.shape(node.inputs[0])
         rest = static(dims[1:], f"'{node.name}' ({node.op})") if dims else ()
         if node.op != "Shape" or not dims:
-            raise Unreadable(f"'{node.name}' ({node.op}) asks for the shape of something that changes")
+            raise Unreadable(Reason.SHAPE_OF_CHANGING.of(node))
         made = self._prologue.shape((self._prologue.batch if dims[0] is None else dims[0], *rest))
         spec = self._body.specs[TensorId(node.name)]
         return self._prologue.cast(made, SHAPE_DTYPE, spec.dtype)
@@ -175,8 +176,8 @@ class Hoister:
             return
         if all(self.level(source) == FIXED for source in node.inputs[1:]):
             return
-        what = "at the step's number, and other sequences from the end" if own else "at other places than its number"
-        raise Unreadable(f"'{node.name}' ({node.op}): a step reads '{node.inputs[0]}' {what}")
+        reason = Reason.ITEMS_BOTH_WAYS if own else Reason.OTHER_ITEMS
+        raise Unreadable(reason.of(node, tensor=node.inputs[0]))
 
     def _is_counter(self, tensor: TensorId) -> bool:
         return self._places.get(passed(self._body, tensor).node) in self._variables.counters
@@ -197,10 +198,10 @@ class Hoister:
         place = self._places.get(passed(self._body, read.handle).node)
         index = self._places.get(passed(self._body, read.index).node)
         if place not in self._variables.invariants or index not in self._variables.counters:
-            raise Unreadable(f"'{node.name}' ({node.op}) reads a list at an index that is not the step's number")
+            raise Unreadable(Reason.LIST_READ_INDEX.of(node))
         source = list_source(self._graph, self._loop.initial[place])
         if source is None:
-            raise Unreadable(f"'{node.name}' ({node.op}) reads a list that was not made of one whole tensor")
+            raise Unreadable(Reason.LIST_SOURCE.of(node))
         if self._reverse:
             return self.whole(unreversed(self._graph, self._prologue, source), source)
         return self.whole(source)
@@ -235,7 +236,7 @@ class Hoister:
             return self._value(tensor, made, Form.STEPS)
         ranks = [len(operand.shape) for operand in operands if operand.form is not Form.FIXED]
         if 0 in ranks or not keeps_rows(self._body, node, operands):
-            raise Unreadable(f"'{node.name}' ({node.op}) does not treat the rows of the batch alike")
+            raise Unreadable(Reason.ROWS_UNALIKE.of(node))
         if node.op == "ConcatV2":
             operands = [
                 self._prologue.fixed_rows(operand) if operand.form is Form.FIXED and operand.shape else operand
@@ -262,14 +263,14 @@ class Hoister:
         what = f"'{node.name}' ({node.op})"
         before, after = static(operand.shape[1:], what), static(shape[1:], what)
         if not operand.shape or not shape or prod(before) != prod(after):
-            raise Unreadable(f"{what} does not keep the rows of the batch")
+            raise Unreadable(Reason.ROWS_LOST.of(node))
         flat = self._prologue.flat(operand)
         return self._value(tensor, self._prologue.reshape(flat, operand.dtype, (-1, *after)), Form.FLAT)
 
 
 def _refuse_effects(node: Node) -> None:
     if node.stateful and node.op not in READS:
-        raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
+        raise Unreadable(Reason.SIDE_EFFECTS.of(node))
 
 
 def is_elementwise(node: Node) -> bool:
@@ -344,11 +345,10 @@ def column_range(body: Graph, node: Node, output: int, shape: tuple[int | None, 
     Raises:
         Unreadable: not a fixed range of columns, in order and without gaps.
     """
-    what = f"'{node.name}' ({node.op})"
     width = shape[-1]
     constants = [body.constants.get(source.node) for source in node.inputs]
     if len(shape) != 2 or width is None:
-        raise Unreadable(f"{what} takes a part of {shape}")
+        raise Unreadable(Reason.PART_OF.of(node, shape=shape))
     if node.op == "Split":
         count = integer(node.attrs["num_split"])
         if constants[0] is not None and int(constants[0].reshape(())) % 2 == 1 and width % count == 0:
@@ -365,15 +365,15 @@ def column_range(body: Graph, node: Node, output: int, shape: tuple[int | None, 
             start = int(begin[1])
             return start, width if int(size[1]) == -1 else start + int(size[1])
     elif (taken := slices.axes(body, node)) and _slices_columns_only(body, node):
-        return _strided_columns(taken, width, what)
-    raise Unreadable(f"{what} does not take a fixed range of columns")
+        return _strided_columns(node, taken, width)
+    raise Unreadable(Reason.PART_RANGE.of(node))
 
 
-def _strided_columns(taken: Sequence[slices.Axis], width: int, what: str) -> tuple[int, int]:
+def _strided_columns(node: Node, taken: Sequence[slices.Axis], width: int) -> tuple[int, int]:
     if len(taken) == 1:
         return 0, width
     columns = taken[1]
     if columns.single or columns.new or columns.step != 1:
-        raise Unreadable(f"{what} takes single columns, or skips some")
+        raise Unreadable(Reason.PART_SINGLE.of(node))
     first, last, _ = slice(columns.begin, columns.end).indices(width)
     return first, max(first, last)

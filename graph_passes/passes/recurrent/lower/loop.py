@@ -10,7 +10,6 @@ from graph_passes.graph.ir import DataType, Graph, Node, TensorId
 from graph_passes.graph.ops import ARRAYS, DRAWS, FLOATS, READS, checks_shape, passed, scalar_value
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
-from graph_passes.passes.recurrent.apply import Direction, Launch, Match
 from graph_passes.passes.recurrent.find.equal_scalars import Key, bound_key, dimension_key, scalar_key
 from graph_passes.passes.recurrent.find.lists import is_size, is_stack, list_size, list_source, read_item, written_item
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, classify
@@ -18,6 +17,8 @@ from graph_passes.passes.recurrent.lower.hoist import FIXED, STATE, Hoister
 from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
 from graph_passes.passes.recurrent.lower.time_reversal import fold_outputs, is_reversed
 from graph_passes.passes.recurrent.lower.to_cell import Reader
+from graph_passes.passes.recurrent.match import Direction, Launch, Match
+from graph_passes.refusals import Reason
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> 
     """
     fetched = next((name for name in loop.nodes if name in keep and graph[name].op != "Exit"), None)
     if fetched is not None:
-        raise Unreadable(f"'{fetched}' itself is fetched by name")
+        raise Unreadable(Reason.LOOP_FETCHED(node=fetched))
     checking = next((node.name for node in loop.body.graph if checks_shape(loop.body.graph, node)), None)
     if checking is not None:
-        raise Unreadable(f"'{checking}' (EnsureShape) refuses shapes that are not known before the step runs")
+        raise Unreadable(Reason.SHAPE_CHECK(node=checking))
     return _LoopReader(graph, loop, names, keep).read()
 
 
@@ -84,7 +85,7 @@ class _LoopReader:
         """The hidden size and dtype of all states."""
         found: dict[tuple[object, str], str] = {}
         if not self.variables.states:
-            raise Unreadable("no state is carried from step to step")
+            raise Unreadable(Reason.NO_STATE())
         for place in self.variables.states:
             name = self.loop.body.arguments[place]
             spec = self.graph.specs.get(self.loop.initial[place])
@@ -92,16 +93,16 @@ class _LoopReader:
             shape = next((s.shape for s in (spec, inside) if s and s.shape and s.shape[-1] is not None), None)
             dtype = spec.dtype if spec is not None else ""
             if dtype not in FLOATS:
-                raise Unreadable(f"the variable '{name}' is {dtype}, and no count of steps; states are floating point")
+                raise Unreadable(Reason.STATE_DTYPE(node=name, dtype=dtype))
             if shape is None or len(shape) != 2:
-                raise Unreadable(f"the state '{name}' has shape {spec and spec.shape}; expected [batch, units]")
+                raise Unreadable(Reason.STATE_SHAPE(node=name, shape=spec and spec.shape))
             found[shape[1], dtype] = name
         if len(found) > 1:
             sizes = ", ".join(f"'{name}' {size} {dtype}" for (size, dtype), name in found.items())
-            raise Unreadable(f"states of different widths or types: {sizes}")
+            raise Unreadable(Reason.STATE_WIDTHS(sizes=sizes))
         (units, dtype), name = found.popitem()
         if not isinstance(units, int) or units == 0:
-            raise Unreadable(f"the state '{name}' has {units} units")
+            raise Unreadable(Reason.STATE_UNITS(node=name, units=units))
         return units, dtype
 
     def _count_steps(self) -> None:
@@ -117,7 +118,7 @@ class _LoopReader:
                 continue
             if outside.level(bound) != FIXED:
                 node = self.loop.condition.graph[bound.node]
-                raise Unreadable(f"the loop's bound '{node.name}' ({node.op}) changes while it runs")
+                raise Unreadable(Reason.LOOP_BOUND.of(node))
             value = outside.hoisted(bound)
             counts[value.tensor if key is None else key] = prologue.cast(value.tensor, value.dtype, SHAPE_DTYPE)
         if not counts:
@@ -189,7 +190,7 @@ class _LoopReader:
     def _refuse_side_effects(self) -> None:
         for node in self.loop.body.graph:
             if node.stateful and node.op not in READS | DRAWS | ARRAYS and node.op != "Placeholder":
-                raise Unreadable(f"'{node.name}' ({node.op}) has side effects, or is random, in every step")
+                raise Unreadable(Reason.SIDE_EFFECTS.of(node))
 
     def _launch(self) -> Launch:
         body, reader, variables = self.loop.body, self.reader, self.variables
@@ -226,19 +227,19 @@ class _LoopReader:
         argument, body = self.loop.body.arguments[place], self.loop.body.graph
         item = written_item(node)
         if item is None or item.value is None or passed(body, item.handle) != TensorId(argument):
-            raise Unreadable(f"the list '{argument}' is changed by '{node.name}' ({node.op}), not at one place a step")
+            raise Unreadable(Reason.LIST_CHANGED.of(node, other=argument))
         index = passed(body, item.index).node
         if index in [self.loop.body.arguments[counter] for counter in self.variables.counters]:
             return Write(item.value, True)
         if scalar_value(body, item.index) == 0:
             return Write(item.value, False)
-        raise Unreadable(f"'{node.name}' writes at an index that is neither the step's number nor 0")
+        raise Unreadable(Reason.LIST_INDEX.of(node))
 
     def _state(self, result: TensorId) -> int:
         columns = self.reader.columns(result)
         node = self.loop.body.graph[result.node]
         if len(columns) != 1 or self.reader.builder.scalar[columns[0]]:
-            raise Unreadable(f"'{node.name}' ({node.op}) gives a state {len(columns)} columns, or one number a row")
+            raise Unreadable(Reason.STATE_COLUMNS.of(node, columns=len(columns)))
         return columns[0]
 
     def _frontier(self, value: TensorId) -> list[TensorId]:
@@ -270,13 +271,13 @@ class _LoopReader:
         width = 1 if len(shape) < 2 else shape[1]
         wanted = 1 if any(scalars) else len(columns) * self.units
         if width != wanted or (any(scalars) and len(columns) > 1):
-            raise Unreadable(f"'{node.name}' ({node.op}), an output, has shape {shape}, not columns of {self.units}")
+            raise Unreadable(Reason.OUTPUT_SHAPE.of(node, shape=shape, units=self.units))
         return columns
 
     def _keep(self, column: int, after: list[int], initial: list[TensorId]) -> int:
         """The state whose last value is that of `column`; a new one if there is none."""
         if self.reader.builder.scalar[column]:
-            raise Unreadable("of an output of one number a row, only the last step is asked for")
+            raise Unreadable(Reason.OUTPUT_OF_ROWS())
         if column not in after:
             self.reader.builder.state()
             after.append(column)
@@ -289,7 +290,7 @@ class _LoopReader:
         if size is not None and scalar_key(self.graph, size) == wanted:
             return
         if size is None or wanted != self.prologue.time_key or self.reverse:
-            raise Unreadable(f"the list '{maker.name}' ({maker.op}) is not known to have an item for each step")
+            raise Unreadable(Reason.LIST_SIZE.of(maker))
         self.longer[place] = size  # what the loop does not reach stays zero
 
     def _rewire_outputs(self, launch: Launch) -> None:
@@ -319,7 +320,7 @@ class _LoopReader:
             if len(stacks) + len(sizes) < len(readers):
                 if reserve.op != "TensorListReserve":
                     other = next(name for name in readers if name not in (*stacks, *sizes))
-                    raise Unreadable(f"'{other}' ({self.graph[other].op}) reads single outputs of the loop")
+                    raise Unreadable(Reason.SINGLE_OUTPUT.of(self.graph[other]))
                 in_order = whole if ordered or not self.reverse else self.prologue.reversed(whole, self.dtype)
                 spec = self.graph.specs.get(reserve.inputs[0])
                 shape_type = DataType(spec.dtype if spec is not None else SHAPE_DTYPE)

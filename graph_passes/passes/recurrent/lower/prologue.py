@@ -23,6 +23,7 @@ from graph_passes.graph.rewrite import Names
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim, Writer
 from graph_passes.passes.recurrent.find.equal_scalars import Key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
+from graph_passes.refusals import Reason
 
 _NUMBERS = frozenset({"float32", "float64", "float16", "bfloat16", "bool", "int32", "int64"})
 
@@ -165,7 +166,7 @@ class Prologue(Writer):
         if verbatim and rank:
             return Hoisted(self.emit(node.op, [o.tensor for o in operands], attrs, node.name), Form.FLAT, shape, dtype)
         if node.op == "Select" or (node.op.startswith("BiasAdd") and rank != 2):
-            raise Unreadable(f"'{node.name}' ({node.op}) mixes tensors of different rank")
+            raise Unreadable(Reason.RANKS.of(node))
         inputs = [o.tensor if o.form is Form.FIXED else self.steps(o, rank) for o in operands]
         op = "AddV2" if node.op.startswith("BiasAdd") else node.op
         attrs.pop("data_format", None)
@@ -179,7 +180,7 @@ def static(dims: Sequence[int | None], what: str) -> tuple[int, ...]:
         Unreadable: one is not.
     """
     if any(dim is None for dim in dims):
-        raise Unreadable(f"{what} of the loop has a width that is not known before it runs: {tuple(dims)}")
+        raise Unreadable(Reason.WIDTH_UNKNOWN(what=what, shape=tuple(dims)))
     return tuple(dim for dim in dims if dim is not None)
 
 
@@ -204,7 +205,7 @@ class Leaves:
         """
         if value.tensor not in self._columns:
             if value.dtype not in _NUMBERS:
-                raise Unreadable(f"'{value.tensor}' is {value.dtype}, not a number")
+                raise Unreadable(Reason.NOT_A_NUMBER(tensor=value.tensor, dtype=value.dtype))
             if value.whole is not None and self._is_of_columns(value, value.whole):
                 first = value.start // self._units
                 return self.columns(value.whole)[first : first + self._width(value)]
@@ -220,7 +221,9 @@ class Leaves:
         if value.tensor not in self._indices:
             rows, columns = value.shape
             if rows is None or columns is None or value.dtype != self._dtype:
-                raise Unreadable(f"the matrix '{value.tensor}' is {value.dtype}{value.shape}, expected {self._dtype}")
+                raise Unreadable(
+                    Reason.MATRIX_DTYPE(tensor=value.tensor, dtype=value.dtype, shape=value.shape, expected=self._dtype)
+                )
             self._indices[value.tensor] = self._builder.matrix(rows // self._units, columns // self._units)
             self.matrices.append(value.tensor)
         return self._indices[value.tensor]
@@ -228,7 +231,7 @@ class Leaves:
     def _width(self, value: Hoisted) -> int:
         last = value.shape[-1]
         if last is None or last % self._units:
-            raise Unreadable(f"'{value.tensor}' has shape {value.shape}; expected a multiple of {self._units} units")
+            raise Unreadable(Reason.WIDTH(tensor=value.tensor, shape=value.shape, units=self._units))
         return last // self._units
 
     def _sequence(self, value: Hoisted) -> tuple[int, ...]:
@@ -240,7 +243,7 @@ class Leaves:
             self.sequences.append(self._repeated(column, (prologue.time, prologue.batch)))
             return self._builder.sequence(0)
         if len(value.shape) > 2:
-            raise Unreadable(f"'{value.tensor}' has shape {value.shape} in one step; expected [batch, units]")
+            raise Unreadable(Reason.ROW_SHAPE(tensor=value.tensor, shape=value.shape))
         if len(value.shape) == 1 and value.shape[0] not in (None, 1) and prologue.batch == 1:
             one_row = (1, *value.shape)
             tensor = prologue.reshape(tensor, self._dtype, (prologue.time, *static(one_row, "a value")))
@@ -270,7 +273,7 @@ class Leaves:
             self.vectors.append(tensor)
             return self._builder.vector(self._width(value))
         if rank != 2:
-            raise Unreadable(f"'{value.tensor}' has shape {value.shape}; expected [batch, units]")
+            raise Unreadable(Reason.INVARIANT_SHAPE(tensor=value.tensor, shape=value.shape))
         narrow = value.shape[1] == 1 and self._units != 1
         if value.shape[0] == 1:
             if narrow:

@@ -19,6 +19,7 @@ from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS, is_fin
 from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister, column_range
 from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
 from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Leaves, Prologue
+from graph_passes.refusals import Reason
 
 _ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd", "BiasAddV1"})
 _PRODUCTS = frozenset({"MatMul", "BatchMatMulV2", "_FusedMatMul"})
@@ -132,9 +133,7 @@ class Reader:
         if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1 and self.units != 1):
             return 0
         if len(shape) != 2 or shape[1] is None or shape[1] % self.units:
-            raise Unreadable(
-                f"'{node.name}' ({node.op}) has shape {shape}; expected [batch, a multiple of {self.units}]"
-            )
+            raise Unreadable(Reason.CELL_SHAPE.of(node, shape=shape, units=self.units))
         return shape[1] // self.units
 
     def _is_one_row(self, shape: tuple[int | None, ...]) -> bool:
@@ -148,7 +147,7 @@ class Reader:
         if len(columns) == 1 and self._is_uniform(columns[0]):
             return columns * count
         node = self._body[tensor.node]
-        raise Unreadable(f"'{node.name}' ({node.op}): {len(columns)} and {count} columns of {self.units} do not match")
+        raise Unreadable(Reason.CELL_COLUMNS.of(node, one=len(columns), two=count, units=self.units))
 
     def _is_uniform(self, column: int) -> bool:
         return self.builder.scalar[column] or column in self.leaves.uniform or self.units == 1
@@ -180,7 +179,7 @@ class Reader:
         if node.op in ("ZerosLike", "OnesLike"):
             return Value((self.builder.constant(float(node.op == "OnesLike")),))
         if reader is None:
-            raise Unreadable(f"'{node.name}' is a {node.op}, which no op of a cell computes")
+            raise Unreadable(Reason.CELL_OP.of(node))
         return reader(node, tensor)
 
     def _deferred_sum(self, node: Node, tensor: TensorId) -> Value | None:
@@ -216,7 +215,7 @@ class Reader:
             by_row = (per_row and place == 0) or (len(shape) == 1 and not self._is_one_row(shape))
             given = self.hoister.shape(source)
             if len(given) == 1 and given != (1,) and by_row != self._is_batch_vector(source):
-                raise Unreadable(f"'{node.name}' ({node.op}) mixes one number a row with one number a unit: '{source}'")
+                raise Unreadable(Reason.CELL_MIXED.of(node, tensor=source))
         groups = [self._spread(self.columns(source), max(count, 1), tensor) for source in node.inputs]
         return Value(
             tuple(lower(self.builder, node.op, node.attrs, arguments) for arguments in zip(*groups, strict=True))
@@ -233,12 +232,10 @@ class Reader:
     def _product(self, node: Node, tensor: TensorId) -> Value:
         left, right = node.inputs[:2]
         if self.hoister.level(right) == STATE or boolean(node.attrs.get("transpose_a")) or len(node.inputs) > 2:
-            raise Unreadable(f"'{node.name}' ({node.op}) is not a product of a state with a fixed matrix")
+            raise Unreadable(Reason.CELL_PRODUCT.of(node))
         matrix = self.hoister.hoisted(right)
         if matrix.form is not Form.FIXED or len(matrix.shape) != 2 or None in matrix.shape:
-            raise Unreadable(
-                f"'{node.name}' ({node.op}) multiplies with a matrix that changes, of shape {matrix.shape}"
-            )
+            raise Unreadable(Reason.CELL_MATRIX.of(node, shape=matrix.shape))
         transposed = boolean(node.attrs.get("transpose_b")) or boolean(node.attrs.get("adj_y"))
         value = self._value(left)
         if not isinstance(value, Joined):
@@ -255,7 +252,7 @@ class Reader:
                 outside = self.prologue.product(self.hoister.hoisted(part), rows, transposed, node.name)
                 result = self._plus(result, Value((), outside), node)
         if result is None or not result.columns:
-            raise Unreadable(f"'{node.name}' ({node.op}) multiplies nothing")
+            raise Unreadable(Reason.CELL_PRODUCT.of(node))
         return result
 
     def _plus(self, first: Value | None, second: Value, node: Node) -> Value:
@@ -275,8 +272,7 @@ class Reader:
         scalar = any(self.builder.scalar[operand] for operand in operands)
         if scalar or rows != len(operands) * self.units or columns is None or columns % self.units:
             raise Unreadable(
-                f"'{node.name}' ({node.op}) multiplies {len(operands)} x {self.units} units with a matrix "
-                f"{[rows, columns]}; a cell needs multiples of {self.units} units on both sides"
+                Reason.CELL_PRODUCT_SIZE.of(node, count=len(operands), units=self.units, shape=[rows, columns])
             )
         index = self.leaves.matrix(matrix)
         products = []
@@ -293,21 +289,19 @@ class Reader:
         columns, shape = self.columns(source), self.hoister.shape(source)
         start, end = column_range(self._body, node, tensor.index, shape)
         if start % self.units or end % self.units or len(columns) * self.units != shape[-1]:
-            raise Unreadable(
-                f"'{node.name}' ({node.op}) takes units {start} to {end}, not whole columns of {self.units}"
-            )
+            raise Unreadable(Reason.CELL_PART.of(node, start=start, end=end, units=self.units))
         return Value(columns[start // self.units : end // self.units])
 
     def _concatenation(self, node: Node, tensor: TensorId) -> Value | Joined:
         axis = scalar_value(self._body, node.inputs[-1])
         rank = len(self.hoister.shape(tensor))
         if rank != 2 or axis is None or int(axis) % rank != 1:
-            raise Unreadable(f"'{node.name}' ({node.op}) does not join columns")
+            raise Unreadable(Reason.CELL_JOIN.of(node))
         parts: list[tuple[TensorId, int]] = []
         for source in node.inputs[:-1]:
             width = self.hoister.shape(source)[-1]
             if width is None:
-                raise Unreadable(f"'{node.name}' ({node.op}) joins '{source}', whose width is unknown")
+                raise Unreadable(Reason.CELL_JOIN_WIDTH.of(node, tensor=source))
             parts.append((source, width))
         return Joined(tuple(parts))
 
@@ -315,10 +309,10 @@ class Reader:
         shape = self.hoister.shape(node.inputs[0])
         axes = self._body.constants.get(node.inputs[1].node)
         if len(shape) != 2 or axes is None or [int(axis) % 2 for axis in axes.reshape(-1)] != [1]:
-            raise Unreadable(f"'{node.name}' ({node.op}) sums over the batch, or over no fixed axis")
+            raise Unreadable(Reason.CELL_SUM_AXIS.of(node))
         columns = self.columns(node.inputs[0])
         if any(self.builder.scalar[column] for column in columns):
-            raise Unreadable(f"'{node.name}' ({node.op}) sums up one number a row")
+            raise Unreadable(Reason.CELL_SUM_ROWS.of(node))
         total = self.builder.sum(*map(self.builder.row_sum, columns))
         if node.op == "Mean":
             total = self.builder.apply("multiply", total, self.builder.constant(1.0 / (len(columns) * self.units)))
@@ -328,7 +322,7 @@ class Reader:
         spec, before = self._body.specs[tensor], self._body.specs[node.inputs[0]]
         if before.dtype in FLOATS | {"bool"} and spec.dtype in FLOATS:
             return Value(self.columns(node.inputs[0]))
-        raise Unreadable(f"'{node.name}' ({node.op}) turns {before.dtype} into {spec.dtype}")
+        raise Unreadable(Reason.CELL_CAST.of(node, before=before.dtype, after=spec.dtype))
 
     def _reshaped(self, node: Node, tensor: TensorId) -> Value:
         """Only what keeps every number where it is, or repeats one number for all units."""
@@ -343,7 +337,7 @@ class Reader:
         one_row = one_row or (after == (1, *before) and len(before) == 1 and self._is_one_row(before))
         if same_width or one_row or (scalar and len(after) in (1, 2) and not (len(after) == 1 and after[0] == 1)):
             return Value(columns)
-        raise Unreadable(f"'{node.name}' ({node.op}) turns {before} into {after}")
+        raise Unreadable(Reason.CELL_RESHAPE.of(node, before=before, after=after))
 
     def _normalised(self, tensor: TensorId, epsilon: float) -> tuple[int, ...]:
         """Mean 0 and variance 1 over all columns of each row."""

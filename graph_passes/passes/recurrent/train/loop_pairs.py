@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
-from graph_passes.graph.ops import FLOATS, passed
-from graph_passes.passes.recurrent.find.loops import LOOPS, Loop, Unreadable
+from graph_passes.graph.ops import FLOATS, LOOPS, passed
+from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
 from graph_passes.passes.recurrent.find.provenance import is_zero
+from graph_passes.refusals import Reason
 
 _FLOATS_BY_ENUM = {1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"}  # in DataType
 _LISTS = frozenset({"TensorListFromTensor", "TensorListReserve", "EmptyTensorList"})
@@ -71,7 +72,7 @@ def read_pair(graph: Graph, forward: str, backward: str) -> Pair:
     found = list(_assignments(ahead, back, list(places), ahead.trainable()))
     if len(found) != 1:
         count = "several ways" if found else "no way"
-        raise Unreadable(f"there is {count} to tell which gradient in '{backward}' belongs to which variable")
+        raise Unreadable(Reason.GRADIENT_UNCLEAR(node=backward, count=count))
     return Pair(forward, backward, found[0], lists)
 
 
@@ -119,7 +120,7 @@ def _pushed(steps: Function) -> frozenset[int]:
 def _refuse_own_gradients(body: Graph) -> None:
     for node in body:
         if node.op in ("StopGradient", "PreventGradient") or "_gradient_op_type" in node.attrs:
-            raise Unreadable(f"'{node.name}' ({node.op}) has a gradient of its own, which the new one would not have")
+            raise Unreadable(Reason.OWN_GRADIENT.of(node))
 
 
 def _first_capture(graph: Graph, forward: str, back: Node, body: Function) -> int:

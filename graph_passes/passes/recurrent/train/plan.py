@@ -17,13 +17,14 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.dead_code import dead_code
 from graph_passes.graph.ir import DataType, Graph, TensorId
 from graph_passes.graph.rewrite import Names, NewNode
-from graph_passes.passes.recurrent.apply import Direction, Launch, Match, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.faults import attempt
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.passes.recurrent.lower.bidirectional import paired
+from graph_passes.passes.recurrent.match import Direction, Launch, Match, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, gradient_loops, read_pair
 from graph_passes.passes.recurrent.train.trained import Trained, cudnn_pairs, trained_cudnn, trained_loop, trained_steps
+from graph_passes.refusals import Reason, Refusal
 
 # How new nodes are differentiated: graph, nodes, (result, its gradient) ..., inputs, what these stand for, what gives
 # names, a prefix -> new nodes, the gradient of each input or None. This takes TensorFlow
@@ -41,9 +42,9 @@ Gradients = Callable[
     tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]],
 ]
 
-# Why the gradient loop of a pair is not the derivative of its forward loop, or cannot be checked; "" if it is. This
+# Why the gradient loop of a pair is not the derivative of its forward loop, or cannot be checked; None if it is. This
 # takes TensorFlow, too (`tfmem/capture/gradient_check.py`).
-Check = Callable[[Graph, Pair], str]
+Check = Callable[[Graph, Pair], Refusal | None]
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def plan_training(
 
     for forward, backwards in groups.items():
         if forward in inner or any(backward in groups for backward in backwards):
-            unmatched.append(Unmatched(forward, carrier(forward), "the gradient of its gradient is taken too"))
+            unmatched.append(Unmatched(forward, carrier(forward), Reason.SECOND_GRADIENT()))
             continue
         with attempt(unmatched, forward, carrier(forward)):
             if forward in steps:
@@ -101,7 +102,7 @@ def plan_training(
             elif (forward, "body") in graph.functions:
                 recurrence = trained_loop(graph, forward, backwards, names, keep)
                 for reason in (check(graph, read_pair(graph, forward, backward)) for backward in backwards):
-                    if reason:
+                    if reason is not None:
                         raise Unreadable(reason)
                 recurrences[forward] = recurrence
             else:
@@ -160,7 +161,7 @@ class _Whole:
             for tensor in self.graph.tensors(self.graph[name]):
                 reader = next((use.node for use in self.graph.uses(tensor) if use.node not in removed), None)
                 if reader is not None and tensor not in new:
-                    raise Unreadable(f"'{reader}' reads '{tensor}', which nothing takes the place of")
+                    raise Unreadable(Reason.GRADIENT_LOST(reader=reader, tensor=tensor))
 
     def backward(
         self, new: Mapping[TensorId, TensorId], number: int
@@ -179,11 +180,11 @@ class _Whole:
         for place, backward in chosen:
             for item in backward.wanted:
                 if item.old.node in self.keep:
-                    raise Unreadable(f"'{item.old}', which its gradient makes, is fetched by name")
+                    raise Unreadable(Reason.GRADIENT_FETCHED(tensor=item.old))
                 stand_ins[place, item.x] = TensorId(f"{item.x.node}/tfmem_entry_{place}", item.x.index)
             for old, gradient in backward.given:
                 if old not in new:
-                    raise Unreadable(f"'{old}' has a gradient, and nothing takes its place")
+                    raise Unreadable(Reason.GRADIENT_WITHOUT_RESULT(tensor=old))
                 given.append((new[old], gradient))
         nodes = [self.with_stand_ins(node, stand_ins) for node in self.ahead.nodes]
         outside = {entry: x for (_, x), entry in stand_ins.items()}

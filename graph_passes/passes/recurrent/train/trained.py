@@ -11,16 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_passes.graph.dead_code import is_needed, is_read
-from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.ir import Graph, TensorId, WorkingCopy
 from graph_passes.graph.ops import passed
 from graph_passes.graph.rewrite import Names
-from graph_passes.passes.recurrent.apply import Match, Unmatched
 from graph_passes.passes.recurrent.find.loops import Unreadable, functional_loops
 from graph_passes.passes.recurrent.find.provenance import is_zero, spread, trace
 from graph_passes.passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, MOVES, joinable_cudnn, match_cudnn, turns, undoes
 from graph_passes.passes.recurrent.lower.loop import Joinable, read_loop
+from graph_passes.passes.recurrent.match import Match, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, invariants, read_pair, without_lists
+from graph_passes.refusals import Reason
 
 BACKPROP = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
 
@@ -116,7 +117,7 @@ def trained_steps(graph: Graph, rolled: RolledGradient, names: Names, keep: Coll
     Raises:
         Unreadable: why they stay.
     """
-    copy = graph.copy()
+    copy = graph.working_copy()
     # Where no loss reads its own value, a stack serves the gradient alone.
     readers = [copy.insert(f"{old.node}/reader", "Identity", [old], {}) for old in rolled.results]
     loop = next(loop for loop in functional_loops(copy) if loop.name == rolled.forward)
@@ -223,9 +224,9 @@ class _Loops:
         self.keep = frozenset(keep)
         self.still = dict(invariants(graph, forward))
 
-    def as_inference(self, pair: Pair, given: Collection[TensorId]) -> tuple[Graph, list[str]]:
+    def as_inference(self, pair: Pair, given: Collection[TensorId]) -> tuple[WorkingCopy, list[str]]:
         """A graph in which no gradient reads the forward loop, only to be read; `given` have one reader more each."""
-        copy, name = self.graph.copy(), self.ahead.name
+        copy, name = self.graph.working_copy(), self.ahead.name
         inputs = copy[name].inputs
         replaced = {TensorId(name, place): inputs[place] for place in pair.lists} | self.still
         for old, new in replaced.items():
@@ -255,7 +256,7 @@ class _Loops:
             if is_zero(self.graph, start):
                 continue
             if old in self.still:
-                raise Unreadable(f"'{start}' is the gradient of something that the loop does not change")
+                raise Unreadable(Reason.GRADIENT_OF_INVARIANT(tensor=start))
             found += self.of_list(old, start) if self.is_list(variable) else [(old, start)]
         return found
 
@@ -268,12 +269,12 @@ class _Loops:
                 yield from self.of_list(old, passed(graph, part))
             return
         if node.op != "TensorListFromTensor":
-            raise Unreadable(f"the gradient of a list comes from '{node.name}' ({node.op}), not from a tensor")
+            raise Unreadable(Reason.GRADIENT_OF_LIST.of(node))
         stacks = [
             reader for reader in self.graph if reader.op == "TensorListStack" and passed(graph, reader.inputs[0]) == old
         ]
         if not stacks:
-            raise Unreadable(f"'{node.name}' is the gradient of a list that nobody stacked")
+            raise Unreadable(Reason.GRADIENT_UNSTACKED.of(node))
         yield TensorId(stacks[0].name), node.inputs[0]
 
     def is_list(self, variable: int) -> bool:
@@ -289,7 +290,7 @@ class _Loops:
                 continue
             made = graph[passed(graph, x).node]
             if self.is_list(variable) and made.op != "TensorListFromTensor":
-                raise Unreadable(f"'{old}' is the gradient of a list that '{made.name}' ({made.op}) made")
+                raise Unreadable(Reason.GRADIENT_OF_MADE_LIST.of(made, tensor=old))
             _require_single(graph, pair.forward, x, variable)
             if self.is_list(variable):
                 entry, moves = read_as(graph, match, made.inputs[0])
@@ -332,7 +333,7 @@ def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[st
             moves.append(found.node)
         found = graph[found.node].inputs[0]
     if found not in read:
-        raise Unreadable(f"the gradient of '{x}' is wanted, which the recurrence does not read as it is")
+        raise Unreadable(Reason.GRADIENT_UNREAD(tensor=x))
     return found, tuple(reversed(moves))
 
 
@@ -345,4 +346,4 @@ def _require_single(graph: Graph, forward: str, x: TensorId, place: int) -> None
         if made.op == "TensorListFromTensor":
             entered = passed(graph, made.inputs[0])
         if other != place and entered == source:
-            raise Unreadable(f"'{x}' enters the recurrence twice, and the gradient of one entry is wanted")
+            raise Unreadable(Reason.GRADIENT_TWICE(tensor=x))

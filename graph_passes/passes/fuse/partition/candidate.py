@@ -1,4 +1,4 @@
-"""What planning a region's kernels needs to know of it: its ops by number, what they read and make, in bytes."""
+"""A candidate for a region as planning its kernels sees it: ops by number, the memory that they use and define."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from functools import cached_property
 from custom_ops.background import go_on
 from custom_ops.ordering import topological_order
 from graph_passes.analysis.dependences import Dependences, read_by, waited
-from graph_passes.analysis.op_pattern import REDUCTIONS, Kind, Meaning
+from graph_passes.analysis.op_pattern import REDUCTIONS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 
 UNKNOWN = 64  # stands for a size that is known only when the region runs
 
-_NO_WORK = frozenset({Kind.VIEW, Kind.CONSTANT})
-_NOTHING_NEW = frozenset({Kind.VIEW, Kind.READ})  # the memory of what they read, under another name
+_NO_WORK = frozenset({OpPattern.VIEW, OpPattern.CONSTANT})
+_NOTHING_NEW = frozenset({OpPattern.VIEW, OpPattern.READ})  # the memory of what they read, under another name
 
 
-WHOLE = REDUCTIONS - {Kind.ROW_REDUCTION}  # whose result depends on all of a tensor, not on one row
+WHOLE = REDUCTIONS - {OpPattern.ROW_REDUCTION}  # whose result depends on all of a tensor, not on one row
 
 
 @dataclass(frozen=True)
-class Body:
-    """A region. Its nodes and its pieces of memory are numbered; a variable is one piece, whoever reads it, and
-    so are a tensor and its views.
+class RegionCandidate:
+    """Nodes that may become a region. They and their pieces of memory are numbered. A variable is one piece of memory,
+    and so are a tensor and its views.
 
     Attributes:
         names: of the nodes, in topological order.
         kinds: of the nodes.
         fusible: which memory-intensive nodes can be in a kernel.
         net: what waits for what; an update of a variable waits for those who read its old value, where it can.
-        apart: edges whose ends cannot be in one kernel: the earlier node writes a variable that the later one uses.
-        reads: for each node the memory that it reads.
-        makes: for each node the memory that it writes.
+        incompatible: pairs that cannot be in one kernel: the earlier node writes a variable that the later one uses.
+        uses: for each node the memory that it reads.
+        defs: for each node the memory that it writes.
         nbytes: of each piece of memory.
-        escapes: memory that somebody outside of the region reads: results, and variables that are assigned.
+        live_outs: memory that is read outside of the region: results, and variables that are assigned.
         generated: products that can be in a kernel.
     """
 
     names: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[OpPattern, ...]
     fusible: tuple[bool, ...]
     net: Dependences
-    apart: frozenset[tuple[int, int]]
-    reads: tuple[tuple[int, ...], ...]
-    makes: tuple[tuple[int, ...], ...]
+    incompatible: frozenset[tuple[int, int]]
+    uses: tuple[tuple[int, ...], ...]
+    defs: tuple[tuple[int, ...], ...]
     nbytes: tuple[int, ...]
-    escapes: frozenset[int]
+    live_outs: frozenset[int]
     generated: frozenset[int] = frozenset()
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """For each piece of memory the nodes that read it."""
         found: list[list[int]] = [[] for _ in self.nbytes]
-        for number, read in enumerate(self.reads):
+        for number, read in enumerate(self.uses):
             for memory in read:
                 found[memory].append(number)
         return tuple(map(tuple, found))
 
     @cached_property
     def makers(self) -> Mapping[int, int]:
-        """The first node that makes a piece of memory, for all that are made here."""
-        return {memory: number for number in reversed(range(len(self.names))) for memory in self.makes[number]}
+        """The first node that defines a piece of memory, for all that are defined here."""
+        return {memory: number for number in reversed(range(len(self.names))) for memory in self.defs[number]}
 
     @cached_property
     def partners(self) -> Mapping[int, frozenset[int]]:
-        """For each node of `apart` those that it cannot be in one kernel with."""
+        """For each node of `incompatible` those that it cannot be in one kernel with."""
         found: dict[int, set[int]] = {}
-        for one, other in self.apart:
+        for one, other in self.incompatible:
             found.setdefault(one, set()).add(other)
             found.setdefault(other, set()).add(one)
         return {number: frozenset(others) for number, others in found.items()}
@@ -89,27 +89,27 @@ class Body:
         return self._working[number]
 
 
-def body(
+def candidate_of(
     graph: Graph,
-    meanings: Mapping[str, Meaning],
+    op_patterns: Mapping[str, NodePattern],
     members: Sequence[str],
     outputs: Collection[TensorId],
     fusible: Callable[[str], bool],
     generated: Callable[[str], bool] = lambda name: False,
-) -> Body:
-    """The body of a region.
+) -> RegionCandidate:
+    """The candidate of these members.
 
     Args:
         graph: the graph.
-        meanings: of its nodes.
+        op_patterns: of its nodes.
         members: of the region, in topological order.
-        outputs: tensors of members that somebody outside of the region reads.
+        outputs: tensors of members that are read outside of the region.
         fusible: whether a memory-intensive node can be in a kernel.
         generated: whether a product can.
     """
     go_on()
-    apart = _apart(graph, meanings, members)
-    order, net = _ordered(_edges(graph, meanings, members, apart))
+    incompatible = _incompatible(graph, op_patterns, members)
+    order, net = _ordered(_edges(graph, op_patterns, members, incompatible))
     names, place = tuple(members[old] for old in order), {old: new for new, old in enumerate(order)}
     memory: dict[tuple[TensorId, bool], int] = {}  # a tensor, or what a variable holds: its handle
     nbytes: list[int] = []
@@ -121,33 +121,36 @@ def body(
             nbytes.append(_bytes(graph, tensor, variable))
         return memory[key]
 
-    reads: list[tuple[int, ...]] = []
-    makes: list[tuple[int, ...]] = []
-    escapes: set[int] = set()
+    uses: list[tuple[int, ...]] = []
+    defs: list[tuple[int, ...]] = []
+    live_outs: set[int] = set()
     for name in names:
-        node, meaning = graph[name], meanings[name]
-        if meaning.kind is Kind.READ:  # what it makes is the memory of the variable itself
-            memory[TensorId(name), False] = number(node.inputs[meaning.reads[0]], True)
-        elif meaning.kind is Kind.VIEW:
-            memory[TensorId(name), False] = number(node.inputs[meaning.operands[0]])
-        variables = {node.inputs[place] for place in (*meaning.reads, *meaning.writes)}
-        read = [tensor for tensor in read_by(graph, meanings, node) if tensor not in variables]
-        held = [number(node.inputs[place], True) for place in meaning.reads]
-        given = [number(node.inputs[place], True) for place in meaning.writes]
-        reads.append(tuple(dict.fromkeys([*map(number, read), *held])))
-        new = () if meaning.kind in _NOTHING_NEW else map(number, graph.tensors(node))
-        makes.append(tuple(dict.fromkeys([*new, *given])))
-        escapes |= {number(tensor) for tensor in graph.tensors(node) if tensor in outputs} | set(given)
-    kinds = tuple(meanings[name].kind for name in names)
-    apart = frozenset((place[earlier], place[later]) for earlier, later in apart)
+        node, op_pattern = graph[name], op_patterns[name]
+        if op_pattern.pattern is OpPattern.READ:  # what it makes is the memory of the variable itself
+            memory[TensorId(name), False] = number(node.inputs[op_pattern.reads[0]], True)
+        elif op_pattern.pattern is OpPattern.VIEW:
+            memory[TensorId(name), False] = number(node.inputs[op_pattern.operands[0]])
+        variables = {node.inputs[place] for place in (*op_pattern.reads, *op_pattern.writes)}
+        read = [tensor for tensor in read_by(graph, op_patterns, node) if tensor not in variables]
+        held = [number(node.inputs[place], True) for place in op_pattern.reads]
+        given = [number(node.inputs[place], True) for place in op_pattern.writes]
+        uses.append(tuple(dict.fromkeys([*map(number, read), *held])))
+        new = () if op_pattern.pattern in _NOTHING_NEW else map(number, graph.tensors(node))
+        defs.append(tuple(dict.fromkeys([*new, *given])))
+        live_outs |= {number(tensor) for tensor in graph.tensors(node) if tensor in outputs} | set(given)
+    kinds = tuple(op_patterns[name].pattern for name in names)
+    incompatible = frozenset((place[earlier], place[later]) for earlier, later in incompatible)
     can = tuple(map(fusible, names))
     products = frozenset(number for number, name in enumerate(names) if generated(name))
-    made = tuple(reads), tuple(makes)
-    return Body(names, kinds, can, net, apart, *made, tuple(nbytes), frozenset(escapes), products)
+    made = tuple(uses), tuple(defs)
+    return RegionCandidate(names, kinds, can, net, incompatible, *made, tuple(nbytes), frozenset(live_outs), products)
 
 
 def _edges(
-    graph: Graph, meanings: Mapping[str, Meaning], members: Sequence[str], apart: Collection[tuple[int, int]]
+    graph: Graph,
+    op_patterns: Mapping[str, NodePattern],
+    members: Sequence[str],
+    incompatible: Collection[tuple[int, int]],
 ) -> list[set[int]]:
     """For each member those that it waits for."""
     place = {name: number for number, name in enumerate(members)}
@@ -155,21 +158,21 @@ def _edges(
     after: list[list[int]] = [[] for _ in members]
     for number, name in enumerate(members):
         node = graph[name]
-        used = node.inputs if meanings[name].kind is Kind.CONSTANT else read_by(graph, meanings, node)
+        used = node.inputs if op_patterns[name].pattern is OpPattern.CONSTANT else read_by(graph, op_patterns, node)
         found = {place.get(tensor.node, -1) for tensor in used}
         found |= {place.get(control, -1) for control in waited(graph, node)}
         before.append(found - {-1})
         for earlier in before[-1]:
             after[earlier].append(number)
-    for earlier, later in sorted(apart):
+    for earlier, later in sorted(incompatible):
         if earlier not in before[later]:
             before[later].add(earlier)
             after[earlier].append(later)
     # An update waits for those who read the old value, unless it comes before them: else it would have to be copied.
     for update, name in enumerate(members):
-        for index in meanings[name].writes:
+        for index in op_patterns[name].writes:
             handle = passed(graph, graph[name].inputs[index])
-            for reader in _old_value_readers(graph, meanings, members, place, handle, update):
+            for reader in _old_value_readers(graph, op_patterns, members, place, handle, update):
                 if reader != update and reader not in before[update] and not _reaches(after, update, reader):
                     before[update].add(reader)
                     after[reader].append(update)
@@ -178,7 +181,7 @@ def _edges(
 
 def _old_value_readers(
     graph: Graph,
-    meanings: Mapping[str, Meaning],
+    op_patterns: Mapping[str, NodePattern],
     members: Sequence[str],
     place: Mapping[str, int],
     handle: TensorId,
@@ -189,10 +192,10 @@ def _old_value_readers(
     pending: list[int] = []
     for name in dict.fromkeys(use.node for use in graph.uses(handle)):
         if name in place and place[name] < update:
-            (pending if meanings[name].kind is Kind.READ else found).append(place[name])
+            (pending if op_patterns[name].pattern is OpPattern.READ else found).append(place[name])
     while pending:
         for name in graph.readers(graph[members[pending.pop()]]):
-            if name in place and meanings[name].kind is Kind.VIEW:
+            if name in place and op_patterns[name].pattern is OpPattern.VIEW:
                 pending.append(place[name])
             elif name in place:
                 found.append(place[name])
@@ -212,17 +215,19 @@ def _reaches(after: Sequence[Sequence[int]], first: int, last: int) -> bool:
     return False
 
 
-def _apart(graph: Graph, meanings: Mapping[str, Meaning], names: Sequence[str]) -> frozenset[tuple[int, int]]:
+def _incompatible(
+    graph: Graph, op_patterns: Mapping[str, NodePattern], names: Sequence[str]
+) -> frozenset[tuple[int, int]]:
     """From each op that writes a variable to those that use it next, up to the next one that writes it."""
     writer: dict[TensorId, int] = {}
     found: set[tuple[int, int]] = set()
     for number, name in enumerate(names):
-        meaning, node = meanings[name], graph[name]
-        if not meaning.reads and not meaning.writes:
+        op_pattern, node = op_patterns[name], graph[name]
+        if not op_pattern.reads and not op_pattern.writes:
             continue
-        handles = [passed(graph, node.inputs[index]) for index in (*meaning.reads, *meaning.writes)]
+        handles = [passed(graph, node.inputs[index]) for index in (*op_pattern.reads, *op_pattern.writes)]
         found |= {(writer[handle], number) for handle in handles if handle in writer}
-        writer |= {passed(graph, node.inputs[index]): number for index in meaning.writes}
+        writer |= {passed(graph, node.inputs[index]): number for index in op_pattern.writes}
     return frozenset(found)
 
 

@@ -1,0 +1,440 @@
+"""Every reason for which the fusion pass leaves an op, as an op that it leaves for this reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from custom_ops.errors import ProgramError
+from graph_passes.analysis.device_support import CUDA, on_a_cpu, within
+from graph_passes.analysis.op_pattern import NodePattern, pattern_of, patterns_of
+from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ops import OpPattern
+from graph_passes.lower import kernel, writer
+from graph_passes.lower.kernel import lower_kernel
+from graph_passes.lower.rules import RULES
+from graph_passes.lower.shapes import Shapes
+from graph_passes.lower.writer import LoweringError
+from graph_passes.passes.fuse import lower_region as lower_region_module
+from graph_passes.passes.fuse.lower_region import lower_region
+from graph_passes.passes.fuse.partition import regions
+from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU, partition_graph
+from graph_passes.passes.fuse.plan import Needs, plan_fusion, refusal
+from graph_passes.refusals import Reason
+from tests.fusion_graphs import UNIT
+from tests.pure.test_fusion_lowering import Builder
+
+Shape = tuple[int | None, ...] | None
+SIZES = {"int32": 4, "int64": 8, "float32": 4, "bool": 1, "uint64": 8, "resource": 0, "string": 0}
+
+
+@dataclass
+class Of:
+    """A tensor that an op is given: its shape and dtype, its numbers if it is constant, what it refers to."""
+
+    shape: Shape = (4,)
+    dtype: str = "float32"
+    value: Any = None
+    behind: TensorSpec | None = None
+    made_by: str = "Placeholder"
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.dtype, SIZES.get(self.dtype, 4), self.shape, self.behind)
+
+
+@dataclass
+class Op:
+    """An op `y` of some inputs."""
+
+    op: str
+    inputs: Sequence[Of] = (Of(),)
+    outputs: Sequence[Of] = (Of(),)
+    stateful: bool = False
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    def graph(self) -> Graph:
+        names = [f"x{place}" for place in range(len(self.inputs))]
+        kinds = ["Const" if each.value is not None else each.made_by for each in self.inputs]
+        nodes = [Node(name, kind, outputs=1) for name, kind in zip(names, kinds, strict=True)]
+        y = Node("y", self.op, list(map(TensorId, names)), outputs=len(self.outputs), stateful=self.stateful)
+        y.attrs.update(self.attrs)
+        specs = {TensorId(name): each.spec for name, each in zip(names, self.inputs, strict=True)}
+        specs |= {TensorId("y", place): each.spec for place, each in enumerate(self.outputs)}
+        constants = {
+            n: np.array(x.value, x.dtype) for n, x in zip(names, self.inputs, strict=True) if x.value is not None
+        }
+        return Graph([*nodes, y], specs, constants)
+
+
+def whole(*value: int, dtype: str = "int32") -> Of:
+    return Of((len(value),), dtype, list(value))
+
+
+def variable(shape: Shape = (4,), dtype: str = "float32") -> Of:
+    return Of((), "resource", behind=TensorSpec(dtype, 4, shape), made_by="VarHandleOp")
+
+
+OPEN, MATRIX = Of((None,)), Of((4, 4))
+INDEX = Of((), "int32")
+STATE = (Of((1,), "uint64"), Of((2,), "uint64"))
+
+BY_OP = {
+    Reason.ARGUMENT: Op("_Arg", ()),
+    Reason.NO_RULE: Op("Lgamma"),
+    Reason.RANK: Op("Exp", (Of(None),), (Of(None),)),
+    Reason.DTYPE: Op("Exp", (Of(dtype="string"),), (Of(dtype="string"),)),
+    Reason.EMPTY: Op("Exp", (Of((0,)),), (Of((0,)),)),
+    Reason.VARIABLE_RANK: Op("ReadVariableOp", (variable(None),), stateful=True),
+    Reason.VARIABLE_DTYPE: Op("ReadVariableOp", (variable(dtype="string"),), stateful=True),
+    Reason.VARIABLE_EMPTY: Op("ReadVariableOp", (variable((0,)),), stateful=True),
+    Reason.VIEW_SIZES: Op("Reshape", (OPEN, Of((2,), "int32")), (Of((None, None)),)),
+    Reason.RANDOM: Op("RandomUniform", (whole(4),), stateful=True),
+    Reason.RANDOM_POOL: Op("FractionalMaxPool", (Of((1, 4, 4, 1)),), (Of((1, 2, 2, 1)),)),
+    Reason.UPDATE_WITHOUT_RULE: Op("ResourceApplyAdagradDA", (variable(),), (), stateful=True),
+    Reason.STATEFUL: Op("Print", stateful=True),
+    Reason.SIZED_BY_DATA: Op("Where", (Of(dtype="bool"),), (Of((None, 1), "int64"),)),
+    Reason.OP_DTYPE: Op("Exp", (Of(dtype="int32"),), (Of(dtype="int32"),)),
+    Reason.DIVISION: Op("FloorDiv", (Of(dtype="int32"), Of(dtype="int32")), (Of(dtype="int32"),)),
+    Reason.TRUNCATING_CAST: Op("Cast", attrs={"Truncate": True}),
+    Reason.COMPOSITION: Op("_UnaryOpsComposition", attrs={"op_names": ("Frobnicate",)}),
+    Reason.CHANNELS_FIRST: Op(
+        "FusedBatchNormV3",
+        (Of((2, 3, 4, 4)), *[Of((3,))] * 4),
+        [Of((2, 3, 4, 4)), *[Of((3,))] * 5],
+        attrs={"data_format": "NCHW"},
+    ),
+    Reason.BATCH_NORM_SIZE: Op(
+        "FusedBatchNormV3", (Of((None, 4, 4, 3)), *[Of((3,))] * 4), [Of((None, 4, 4, 3)), *[Of((3,))] * 5]
+    ),
+    Reason.CONSTANTS: Op("Const", ()),
+    Reason.GATHER_BATCH: Op("GatherV2", (MATRIX, INDEX, whole(0)), attrs={"batch_dims": 1}),
+    Reason.GATHER_AXIS: Op("GatherV2", (MATRIX, INDEX, INDEX)),
+    Reason.GATHER_INDICES: Op("GatherNd", (MATRIX, Of((2, None), "int32"))),
+    Reason.SLICE_BOUNDS: Op("StridedSlice", (Of(), *[Of((1,), "int32")] * 3)),
+    Reason.SLICE_GRADIENT: Op("StridedSliceGrad", (*[Of((1,), "int32")] * 4, Of())),
+    Reason.UNPACK_COUNT: Op("Unpack", (Of((None, 4)),), attrs={"axis": 0}),
+    Reason.CHECKED_SHAPE: Op("EnsureShape", (OPEN,)),
+    Reason.SQUEEZED: Op("Squeeze", (Of((None, 4)),)),
+    Reason.RANGE: Op("Range", (Of((), value=0), Of((), value=4), Of((), value=1))),
+    Reason.NOT_CONSTANT: Op("Transpose", (MATRIX, Of((2,), "int32")), (MATRIX,)),
+    Reason.REDUCED_AXES: Op("Sum", (MATRIX, Of((1,), "int32"))),
+    Reason.REDUCED_AXIS: Op("ArgMax", (MATRIX, INDEX), (Of(dtype="int64"),)),
+    Reason.FUSED_OPS: Op("_FusedMatMul", (MATRIX, MATRIX), (MATRIX,), attrs={"fused_ops": ("Tanh",)}),
+    Reason.SEGMENTS_UNKNOWN: Op("UnsortedSegmentSum", (OPEN, Of((None,), "int32"), INDEX)),
+    Reason.SEGMENTS: Op("UnsortedSegmentSum", (Of((1 << 13,)), Of((1 << 13,), "int32"), INDEX), (Of((1 << 12,)),)),
+    Reason.SEGMENTS_BOOL: Op("UnsortedSegmentSum", (Of(dtype="bool"), Of(dtype="int32"), INDEX), (Of(dtype="bool"),)),
+    Reason.CLASSES: Op(
+        "SparseSoftmaxCrossEntropyWithLogits", (Of((4, None)), Of((4,), "int64")), (Of(), Of((4, None)))
+    ),
+    Reason.RANDOM_PLACE: Op("StatelessRandomUniformV2", (whole(4), *STATE, INDEX), (Of((4, None)),)),
+    Reason.RANDOM_STATE: Op("StatelessRandomUniformV2", (whole(4), Of(), Of(), INDEX)),
+    Reason.RANDOM_ALGORITHM: Op("StatelessRandomUniformV2", (whole(4), *STATE, INDEX)),
+    Reason.VARIABLE_SHAPE: Op("AssignAddVariableOp", (variable(None), Of()), (), stateful=True),
+    Reason.VARIABLE_TYPE: Op("AssignAddVariableOp", (variable(), Of((5,))), (), stateful=True),
+}
+
+
+def reasons(found: Any) -> set[Reason]:
+    """The reason of a refusal, and of those in it."""
+    if found is None:
+        return set()
+    inner = [value for name, value in found.arguments if name == "because"]
+    return {found.reason}.union(*map(reasons, inner))
+
+
+@pytest.mark.parametrize("reason", BY_OP, ids=lambda reason: reason.name)
+def test_an_op_that_no_region_or_no_kernel_holds(reason: Reason) -> None:
+    graph = BY_OP[reason].graph()
+    if reason is Reason.FUSED_OPS:  # of a product: it can be called all the same
+        found = RULES[graph["y"].op].refusal(graph, graph["y"])
+    else:
+        found = pattern_of(graph, graph["y"]).reason
+    assert reason in reasons(found), found
+    assert str(found)
+
+
+HOST = {
+    Reason.ONEDNN_ONLY: Op("_FusedConv2D", (MATRIX,), (MATRIX,), attrs={"fused_ops": ("BiasAdd", "Tanh")}),
+    Reason.ASYNCHRONOUS: Op("CropAndResize"),
+    Reason.RAISES: Op("UnsortedSegmentSum", (Of(), Of(dtype="int32"), INDEX)),
+    Reason.JOINS: Op("ConcatV2", (Of((5000,)), Of((5000,)), Of((), "int32", 0)), (Of((10000,)),)),
+}
+
+
+@pytest.mark.parametrize("reason", HOST, ids=lambda reason: reason.name)
+def test_an_op_that_a_cpu_leaves_to_tensorflow(reason: Reason) -> None:
+    graph = HOST[reason].graph()
+    assert on_a_cpu(graph, patterns_of(graph))["y"].reason.reason is reason
+
+
+ON_A_GPU = {
+    Reason.HOST_RESULT: Op("AddV2", [Of(dtype="int32")] * 2, [Of(dtype="int32")]),
+    Reason.HOST_VARIABLE: Op("ReadVariableOp", (variable(dtype="int32"),), [Of(dtype="int32")], stateful=True),
+    Reason.NO_PRODUCT: Op("Einsum", (MATRIX, MATRIX), (MATRIX,)),
+    Reason.NO_PRODUCT_OF: Op("MatMul", [Of((4, 4), "int64")] * 2, [Of((4, 4), "int64")]),
+    Reason.NO_FUSED_PRODUCT: Op("_FusedMatMul", (MATRIX, MATRIX), (MATRIX,), attrs={"fused_ops": ("BiasAdd", "Tanh")}),
+}
+
+
+@pytest.mark.parametrize("reason", ON_A_GPU, ids=lambda reason: reason.name)
+def test_an_op_that_no_region_on_a_gpu_holds(reason: Reason) -> None:
+    graph = ON_A_GPU[reason].graph()
+    assert within(CUDA, graph, patterns_of(graph), ["y"])["y"].reason.reason is reason
+
+
+def test_what_the_host_reads_stays_there() -> None:
+    b = Builder()
+    b.add("x", "Placeholder", (), (4,), dtype="int32")
+    b.add("y", "AddV2", ("x", "x"), (4,), dtype="int32")
+    b.add("z", "Print", ("y",), (4,), dtype="int32", stateful=True)
+    graph = b.graph()
+    found = within(CUDA, graph, patterns_of(graph))["y"].reason
+    assert found == Reason.HOST_READ(tensor=TensorId("y"), dtype="int32", reader="z")
+
+
+class Given:
+    """A source of one graph, of which `out` is fetched."""
+
+    def __init__(self, graph: Graph, keep: Sequence[str] = ("out",)) -> None:
+        self.graph, self._keep = graph, set(keep)
+
+    def read(self, inlined: Any = None, functions: bool = True) -> Graph:
+        return self.graph
+
+    def keep(self, graph: Graph) -> set[str]:
+        return self._keep
+
+
+def chain(*ops: tuple[str, str, tuple[str, ...]]) -> Graph:
+    b = Builder()
+    b.add("x", "Placeholder", (), (1 << 12,))
+    for name, op, inputs in ops:
+        b.add(name, op, inputs, (1 << 12,))
+    return b.graph()
+
+
+NEEDS = Needs(UNIT, "/job:localhost/replica:0/task:0/device:CPU:0", lambda node: b"")
+
+
+def test_reasons_that_depend_on_what_is_around_an_op() -> None:
+    graph = chain(("a", "Exp", ("x",)), ("out", "Tanh", ("a",)))
+    fed = partition_graph(graph, patterns_of(graph), UNIT, fed=["a"]).reasons
+    assert fed["a"] == Reason.FED()
+    assert partition_graph(graph, patterns_of(graph), UNIT, kinds=ON_CPU - ON_GPU).reasons[
+        "a"
+    ] == Reason.NO_SUCH_PATTERN(pattern="elementwise")
+    alone = chain(("out", "Exp", ("x",)))
+    assert partition_graph(alone, patterns_of(alone), UNIT).reasons["out"].reason is Reason.NO_GAIN
+    parts = chain(("a", "Exp", ("x",)), ("b", "Exp", ("a",)), ("c", "Tanh", ("x",)), ("d", "Tanh", ("c",)))
+    plan, _ = plan_fusion(Given(parts, ()), Needs(**{**vars(NEEDS), "roots": ["b", "d"]}))
+    assert {each.reason for each in plan.reasons.values()} <= {Reason.RUN_ALONE, Reason.ARGUMENT, Reason.NO_GAIN}
+
+
+def test_a_caller_that_may_run_one_of_two_roots() -> None:
+    from graph_passes.passes.fuse import plan as fuse
+
+    graph = chain(("a", "Exp", ("x",)), ("out", "Tanh", ("a",)))
+    assert fuse._only(["out"], patterns_of(graph))["a"].reason == Reason.RUN_ALONE()
+
+
+def test_a_node_of_several_outputs_that_is_fetched_by_name() -> None:
+    graph = Graph(
+        [Node("x", "Placeholder", outputs=1), Node("out", "Unpack", [TensorId("x")], outputs=2, attrs={"axis": 0})],
+        {
+            TensorId("x"): TensorSpec("float32", 4, (2,)),
+            **{TensorId("out", n): TensorSpec("float32", 4, ()) for n in (0, 1)},
+        },
+    )
+    plan, _ = plan_fusion(Given(graph), NEEDS)
+    assert plan.reasons["out"] == Reason.NOT_ALONE()
+
+
+def test_what_lies_behind_a_switch_is_dead_or_not() -> None:
+    nodes = [
+        Node("x", "Placeholder", outputs=1),
+        Node("p", "Placeholder", outputs=1),
+        Node("switch", "Switch", [TensorId("x"), TensorId("p")], outputs=2),
+        Node("out", "Exp", [TensorId("switch", 1)], outputs=1),
+    ]
+    specs = {
+        TensorId(name, n): TensorSpec("float32", 4, (4,))
+        for name, n in (("x", 0), ("switch", 0), ("switch", 1), ("out", 0))
+    }
+    graph = Graph(nodes, specs | {TensorId("p"): TensorSpec("bool", 1, ())})
+    assert partition_graph(graph, patterns_of(graph), UNIT).reasons["out"] == Reason.BEHIND_SWITCH()
+
+
+def test_a_constant_alone_and_a_view_of_an_argument() -> None:
+    b = Builder()
+    b.add("x", "Placeholder", (), (4, 4))
+    b.add("shape", "Const", (), (1,), dtype="int32", value=[16])
+    b.add("out", "Reshape", ("x", "shape"), (16,))
+    graph = b.graph()
+    found = partition_graph(graph, patterns_of(graph), UNIT).reasons
+    assert (found["out"], found["shape"]) == (Reason.NO_TIME(), Reason.CONSTANTS())
+    ones = tensors(("c", "Const", (), (4,), {"value": [1.0] * 4}), ("out", "Print", ("c",), (4,), {}))
+    found = partition_graph(ones, patterns_of(ones), UNIT, kinds=frozenset(OpPattern)).reasons
+    assert found["c"] == Reason.HELD_CONSTANT()
+
+
+def lowered(graph: Graph, *members: str, outputs: Sequence[TensorId] | None = None) -> Any:
+    with pytest.raises(LoweringError) as raised:
+        lower_kernel(graph, members, outputs or [TensorId(members[-1])])
+    return raised.value.refusal
+
+
+def tensors(*given: tuple[str, str, tuple[str, ...], Shape, dict[str, Any]]) -> Graph:
+    nodes, specs, constants = [], {}, {}
+    for name, op, inputs, shape, attrs in given:
+        more = dict(attrs)
+        dtype = more.pop("dtype", "float32")
+        if "value" in more:
+            constants[name] = np.array(more.pop("value"), dtype)
+        count = more.pop("outputs", 1)
+        nodes.append(Node(name, op, list(map(TensorId, inputs)), outputs=count, attrs=more))
+        specs |= {TensorId(name, place): TensorSpec(dtype, 4, shape) for place in range(count)}
+    return Graph(nodes, specs, constants)
+
+
+def test_ops_that_are_no_program_together() -> None:
+    x = ("x", "Placeholder", (), (None, 3), {})
+    open_rows = tensors(x, ("w", "Placeholder", (), (None, 3), {}), ("y", "AddV2", ("x", "w"), (None, 3), {}))
+    assert lowered(open_rows, "y").reason is Reason.BROADCAST
+    paddings = ("p", "Const", (), (2, 2), {"dtype": "int32", "value": [[1, 0], [0, 0]]})
+    assert lowered(tensors(x, paddings, ("y", "Pad", ("x", "p"), (None, 3), {})), "y").reason is Reason.PICKED
+    many = ("m", "Const", (), (2,), {"dtype": "int32", "value": [2, 1]})
+    assert lowered(tensors(x, many, ("y", "Tile", ("x", "m"), (None, 3), {})), "y").reason is Reason.REPEATED
+    norm = tensors(
+        ("x", "Placeholder", (), (2, 2, 2, 3), {}),
+        ("s", "Placeholder", (), (3,), {}),
+        ("y", "FusedBatchNormV3", ("x", "s", "s", "s", "s"), (2, 2, 2, 3), {"outputs": 6, "epsilon": 1e-3}),
+    )
+    assert lowered(norm, "y", outputs=[TensorId("y", 5)]).reason is Reason.RESERVE_SPACE
+
+
+def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "MOST_NODES", 2)
+    graph = chain(("a", "Exp", ("x",)), ("b", "Tanh", ("a",)), ("out", "Exp", ("b",)))
+    assert lowered(graph, "a", "b", "out") == Reason.NODES(count=2)
+
+
+def test_a_position_that_a_dtype_does_not_hold() -> None:
+    graph = tensors(
+        ("x", "Placeholder", (), (4,), {"dtype": "int32"}),
+        ("c", "Const", (), (), {"dtype": "int32", "value": 1}),
+        ("y", "ArgMax", ("x", "axis"), (), {"dtype": "int64"}),
+        ("axis", "Const", (), (), {"dtype": "int32", "value": 0}),
+    )
+    found = writer.Writer(graph, None, lambda *_: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(LoweringError) as raised:
+        found.number("int32", 1 << 40)
+    assert raised.value.refusal == Reason.NUMBERS(low=1 << 40, high=1 << 40, dtype="int32")
+
+
+def test_a_region_of_tensors_and_variables_of_unknown_shape() -> None:
+    def region(graph: Graph, *steps: str) -> Any:
+        with pytest.raises(LoweringError) as raised:
+            lower_region(graph, [[step] for step in steps], lambda node: b"", [TensorId(steps[-1])], called=steps)
+        return raised.value.refusal
+
+    called = tensors(("x", "Placeholder", (), None, {}), ("y", "MatMul", ("x", "x"), None, {}))
+    assert region(called, "y") == Reason.TENSOR_RANK()
+    x, y = Node("x", "Placeholder", outputs=1), Node("y", "MatMul", [TensorId("x")] * 2, outputs=1)
+    unknown = Graph([x, y], {TensorId("y"): TensorSpec("float32", 4, (4, 4))})
+    assert region(unknown, "y") == Reason.TENSOR_UNKNOWN(tensor=TensorId("x"))
+    assigned = tensors(
+        ("v", "Placeholder", (), (), {"dtype": "resource"}),
+        ("x", "Placeholder", (), (4,), {}),
+        ("y", "AssignVariableOp", ("v", "x"), None, {"outputs": 0}),
+    )
+    with pytest.raises(LoweringError) as raised:
+        _assigning(assigned)
+    assert raised.value.refusal == Reason.VARIABLE_UNKNOWN(node="y", op="AssignVariableOp")
+
+
+def _assigning(graph: Graph) -> None:
+    builder = lower_region_module._Builder(
+        graph, [["y"]], lambda node: b"", frozenset(), frozenset(), frozenset(), Shapes(graph)
+    )
+    builder._variable(graph["y"], 0)
+
+
+def test_products_that_no_tiles_compute() -> None:
+    graph = tensors(
+        ("x", "Placeholder", (), (4, 4), {}),
+        ("axes", "Const", (), (1,), {"dtype": "int32", "value": [0]}),
+        ("sum", "Sum", ("x", "axes"), (1, 4), {"keep_dims": True}),
+        ("sub", "Sub", ("x", "sum"), (4, 4), {}),
+        ("y", "MatMul", ("sub", "x"), (4, 4), {"T": DataType("float32")}),
+    )
+    found = refusal(graph, ["y"], Shapes(graph))(["sum", "sub", "y"])
+    assert found is not None
+    assert found.reason is Reason.PRODUCT_TILES
+
+
+def test_places_that_another_tensor_says() -> None:
+    indices = ("i", "Placeholder", (), (2,), {"dtype": "int32"})
+    state = [
+        ("k", "Placeholder", (), (1,), {"dtype": "uint64"}),
+        ("c", "Placeholder", (), (2,), {"dtype": "uint64"}),
+        ("a", "Const", (), (), {"dtype": "int32", "value": 1}),
+        ("s", "Const", (), (1,), {"dtype": "int32", "value": [4]}),
+        ("axis", "Const", (), (), {"dtype": "int32", "value": 0}),
+    ]
+    drawn = tensors(
+        indices,
+        *state,
+        ("r", "StatelessRandomUniformV2", ("s", "k", "c", "a"), (4,), {}),
+        ("y", "GatherV2", ("r", "i", "axis"), (2,), {}),
+    )
+    assert lowered(drawn, "r", "y") == Reason.GATHER_AGAIN(tensor=TensorId("r"))
+    large = tensors(
+        indices,
+        state[-1],
+        ("x", "Placeholder", (), (1 << 11, 1 << 10, 1 << 11), {}),
+        ("shape", "Const", (), (2,), {"dtype": "int32", "value": [1 << 10, 1 << 22]}),
+        ("r", "Reshape", ("x", "shape"), (1 << 10, 1 << 22), {}),
+        ("y", "GatherV2", ("r", "i", "axis"), (2, 1 << 22), {}),
+    )
+    assert lowered(large, "r", "y").reason is Reason.GATHER_RANGE
+
+
+def test_dear_values_that_each_segment_would_compute_again() -> None:
+    graph = tensors(
+        ("x", "Placeholder", (), (8,), {}),
+        ("ids", "Placeholder", (), (8,), {"dtype": "int32"}),
+        ("n", "Const", (), (), {"dtype": "int32", "value": 4}),
+        ("e", "Exp", ("x",), (8,), {}),
+        ("y", "UnsortedSegmentSum", ("e", "ids", "n"), (4,), {}),
+    )
+    assert lowered(graph, "e", "y") == Reason.SEGMENTS_AGAIN(tensor=TensorId("e"))
+
+
+def test_a_called_op_that_takes_a_variable_which_its_region_assigns() -> None:
+    """As `find_regions` asks it of the members of each region."""
+    nodes = [
+        Node("v", "VarHandleOp", outputs=1),
+        Node("x", "Placeholder", outputs=1),
+        Node("assign", "AssignVariableOp", [TensorId("v"), TensorId("x")]),
+        Node("call", "Lgamma", [TensorId("v")], outputs=1),
+    ]
+    known = {
+        "assign": NodePattern(OpPattern.UPDATE, writes=(0,)),
+        "call": NodePattern(OpPattern.CALL, reads=(0,)),
+    }
+    found = regions._conflicts(Graph(nodes), known, ["assign", "call"])
+    assert found == {"call": Reason.VARIABLE_ASSIGNED(tensor=TensorId("v"))}
+
+
+def test_a_program_that_the_language_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> Any:
+        raise ProgramError("too many axes")
+
+    monkeypatch.setattr(kernel, "finished", refuses)
+    graph = chain(("out", "Exp", ("x",)))
+    assert lowered(graph, "out").reason is Reason.PROGRAM

@@ -1,0 +1,489 @@
+"""Reasons for which the recurrent pass leaves a loop, as loops that it leaves for these reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from custom_ops.errors import CellError
+from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.rewrite import Names
+from graph_passes.passes.recurrent.faults import attempt
+from graph_passes.passes.recurrent.find.loops import Unreadable
+from graph_passes.passes.recurrent.find.repeated import repeated
+from graph_passes.passes.recurrent.find.roll import _Roller, roll_up
+from graph_passes.passes.recurrent.find.unrolled import Search
+from graph_passes.passes.recurrent.lower.cudnn import match_cudnn
+from graph_passes.passes.recurrent.match import Match, Unmatched
+from graph_passes.passes.recurrent.plan import plan_inference
+from graph_passes.passes.recurrent.train.loop_pairs import Pair
+from graph_passes.passes.recurrent.train.plan import _Whole
+from graph_passes.passes.recurrent.train.trained import Backward, Wanted, _Loops, _require_single, read_as
+from graph_passes.refusals import Reason
+from tests.pure.test_recurrent_match import INPUTS, UNITS, Builder, loop_graph, plain, read
+
+Given = dict[str, TensorId]
+Step = Callable[[Builder, TensorId, TensorId, Given], tuple[TensorId, TensorId]]
+
+
+def same(step: Callable[..., TensorId]) -> Step:
+    """The output is the new state."""
+
+    def both(body: Builder, x: TensorId, h: TensorId, given: Given) -> tuple[TensorId, TensorId]:
+        new = step(body, x, h, given)
+        return new, new
+
+    return both
+
+
+def new(op: str, *inputs: Any, shape: Any = (None, UNITS), dtype: str = "float32", **attrs: Any) -> Step:
+    """A step of one op behind what `inputs` make of the body, the item, the state and what is given."""
+
+    def step(b: Builder, x: TensorId, h: TensorId, g: Given) -> TensorId:
+        made = [each(b, x, h, g) for each in inputs]
+        return b.op("new", op, *made, shapes=(shape,), dtype=dtype, **attrs)
+
+    return same(step)
+
+
+def state(b: Builder, x: TensorId, h: TensorId, g: Given) -> TensorId:
+    return h
+
+
+def item(b: Builder, x: TensorId, h: TensorId, g: Given) -> TensorId:
+    return x
+
+
+def weight(name: str) -> Callable[..., TensorId]:
+    return lambda b, x, h, g: g[name]
+
+
+def made(name: str, op: str, *inputs: Any, shape: Any = (None, UNITS), dtype: str = "float32", **attrs: Any) -> Any:
+    def make(b: Builder, x: TensorId, h: TensorId, g: Given) -> TensorId:
+        given = [each(b, x, h, g) for each in inputs]
+        return b.op(name, op, *given, shapes=(shape,), dtype=dtype, **attrs)
+
+    return make
+
+
+def number(name: str, value: Any, dtype: str = "int32") -> Any:
+    return lambda b, x, h, g: b.constant(name, value, dtype)
+
+
+def time(b: Builder, x: TensorId, h: TensorId, g: Given) -> TensorId:
+    return TensorId("time")
+
+
+def tensor_of(name: str) -> Callable[..., TensorId]:
+    return lambda b, x, h, g: TensorId(name)
+
+
+WX = made("inputs", "MatMul", item, weight("W"))
+SUM = made("rows", "Sum", state, number("axes", [1]), shape=(None,))
+JOINED = made("joined", "ConcatV2", state, state, number("axis", 1), shape=(None, 2 * UNITS))
+
+TWO = made("two", "Tanh", JOINED, shape=(None, 2 * UNITS))
+COLUMN = made("column", "Sum", state, number("axes", [1]), shape=(None, 1))
+EVERY_SECOND = number("begin", [0, 0]), number("end", [0, 4]), number("step", [1, 2])
+LESS = made("less", "Less", item, item, shape=(None,), dtype="bool")
+
+
+def squared(name: str) -> Any:
+    """Where the square of the step's number is."""
+    return made(name, "Pack", made(f"{name}2", "Mul", time, time, shape=(), dtype="int32"), shape=(1,), dtype="int32")
+
+
+SQUARE = squared("begin"), squared("end"), number("step", [1])
+
+STEPS: dict[Reason, Step] = {
+    Reason.CELL_SHAPE: new(
+        "AddV2",
+        made("odd", "Tanh", state, shape=(None, 6)),
+        made("b6", "Tanh", state, shape=(None, 6)),
+        shape=(None, 6),
+    ),
+    Reason.CELL_COLUMNS: new(
+        "Mul", made("two", "Tanh", JOINED, shape=(None, 2 * UNITS)), state, shape=(None, 3 * UNITS)
+    ),
+    Reason.CELL_MIXED: new("Mul", state, made("units", "Tanh", SUM, shape=(None,))),
+    Reason.CELL_PRODUCT: new("MatMul", state, state),
+    Reason.CELL_MATRIX: new("MatMul", state, WX),
+    Reason.CELL_PRODUCT_SIZE: new("MatMul", state, weight("W"), transpose_b=True, shape=(None, INPUTS)),
+    Reason.CELL_PART: new("Slice", state, number("begin", [0, 1]), number("size", [-1, 2]), shape=(None, 2)),
+    Reason.CELL_JOIN: new("ConcatV2", state, state, number("axis", 0)),
+    Reason.CELL_JOIN_WIDTH: new("ConcatV2", made("wide", "Tanh", state, shape=(None, None)), state, number("axis", 1)),
+    Reason.CELL_SUM_AXIS: new("Mean", state, number("axes", [0]), shape=(UNITS,)),
+    Reason.CELL_SUM_ROWS: new(
+        "Sum", made("column", "Sum", state, number("axes", [1]), shape=(None, 1)), number("again", [1])
+    ),
+    Reason.CELL_CAST: new("Cast", made("less", "Cast", state, dtype="int32"), dtype="float32"),
+    Reason.CELL_RESHAPE: new("Reshape", state, number("shape", [-1, 2, 2]), shape=(None, 2, 2)),
+    Reason.CELL_OP: new("Cholesky", state),
+    Reason.PART_OF: new(
+        "Slice",
+        made("thin", "Sum", state, number("axes", [1]), shape=(None,)),
+        number("begin", [0]),
+        number("size", [4]),
+    ),
+    Reason.PART_RANGE: new("Slice", state, number("begin", [1, 0]), number("size", [-1, 4])),
+    Reason.PART_SINGLE: new(
+        "StridedSlice",
+        state,
+        number("begin", [0, 0]),
+        number("end", [0, 4]),
+        number("step", [1, 2]),
+        begin_mask=1,
+        end_mask=1,
+        shape=(None, 2),
+    ),
+    Reason.SHAPE_CHECK: new("EnsureShape", state, shape=(7, UNITS)),
+    Reason.STATE_COLUMNS: (lambda b, x, h, g: (h, JOINED(b, x, h, g))),
+    Reason.ROWS_UNALIKE: new("AddV2", made("rolled", "Roll", WX), made("hidden", "MatMul", state, weight("R"))),
+    Reason.RANK_UNKNOWN: new("AddV2", made("unknown", "Tanh", state, shape=None), state),
+    Reason.NOT_A_NUMBER: new("Mul", state, made("odd", "Cast", item, shape=(None, UNITS), dtype="variant")),
+    Reason.MATRIX_DTYPE: new("MatMul", state, made("half", "Cast", weight("R"), shape=(UNITS, UNITS), dtype="int32")),
+    Reason.WIDTH: new("Mul", state, made("wide", "Tanh", item, shape=(None, 5))),
+    Reason.ROW_SHAPE: new("Mul", state, made("cube", "Tanh", item, shape=(None, 2, 2))),
+    Reason.INVARIANT_SHAPE: new("Mul", state, made("cube", "Tanh", weight("R"), shape=(1, 2, 2))),
+    Reason.RANKS: new(
+        "Mul",
+        state,
+        made(
+            "chosen",
+            "Select",
+            made("less", "Less", item, item, shape=(None,), dtype="bool"),
+            WX,
+            made("again", "Tanh", tensor_of("inputs")),
+        ),
+    ),
+    Reason.WIDTH_UNKNOWN: new("Mul", state, made("flat", "Reshape", WX, number("shape", [-1, 4]), shape=(None, None))),
+    Reason.ROWS_LOST: new("Mul", state, made("flat", "Reshape", WX, number("shape", [-1, 8]), shape=(None, 2 * UNITS))),
+    Reason.SHAPE_OF_CHANGING: new("Mul", state, made("size", "Size", state, shape=(), dtype="int32")),
+    Reason.SIDE_EFFECTS: new("PrintV2", state, stateful=True),
+    Reason.OTHER_ITEMS: new(
+        "Mul", state, made("part", "StridedSlice", weight("R"), *SQUARE, shape=(UNITS,), shrink_axis_mask=1)
+    ),
+}
+
+
+def why(graph: Graph) -> set[Reason]:
+    plan = plan_inference(graph)
+    return {loop.reason.reason for loop in plan.unmatched}
+
+
+@pytest.mark.parametrize("reason", STEPS, ids=lambda reason: reason.name)
+def test_steps_that_no_cell_expresses(reason: Reason) -> None:
+    assert why(read(loop_graph(STEPS[reason]))) == {reason}
+
+
+def node_of(builder: Builder, name: str) -> Node:
+    inside = builder.functions["loop", "body"].graph.nodes.values()  # type: ignore[attr-defined]
+    return next(node for node in (*builder.nodes, *inside) if node.name == name)
+
+
+def with_condition(*bound: str) -> Builder:
+    """A loop that goes on while `time` is below some ops of its state; with none, for ever."""
+    builder = loop_graph()
+    b = Builder()
+    names = ("time", "bound", *(f"unused{place}" for place in range(6)))
+    for name in names:
+        b.op(name, "Placeholder", shapes=((None, UNITS) if name == "unused2" else (),), dtype="float32")
+    if bound:
+        b.op("limit", bound[0], TensorId("unused2"), shapes=((),), dtype="int32")
+        result = b.op("less", "Less", TensorId("time"), TensorId("limit"), shapes=((),), dtype="bool")
+    else:
+        result = b.constant("true", True, "bool")
+    builder.functions["loop", "cond"] = Function(b.graph(), names, (result,))  # type: ignore[attr-defined]
+    return builder
+
+
+def test_conditions_that_count_no_steps() -> None:
+    assert why(read(loop_graph(condition="NotEqual"))) == {Reason.LOOP_CONDITION}
+    assert why(read(with_condition())) == {Reason.LOOP_WITHOUT_BOUND}
+    assert why(read(with_condition("Size"))) <= {Reason.LOOP_BOUND, Reason.SHAPE_OF_CHANGING}
+    assert why(read(with_condition("Cast"))) == {Reason.LOOP_BOUND}
+
+
+def with_state(shape: Any, dtype: str = "float32") -> Builder:
+    builder = loop_graph()
+    builder.specs[TensorId("h")] = TensorSpec(dtype, 4, shape)
+    return builder
+
+
+def test_states_that_no_cell_has() -> None:
+    def still(b: Builder, x: TensorId, h: TensorId, g: Given) -> tuple[TensorId, TensorId]:
+        return plain(b, x, h, g)[0], h
+
+    assert why(read(loop_graph(still))) == {Reason.NO_STATE}
+    assert why(read(with_state((None, UNITS), "int32"))) == {Reason.STATE_DTYPE}
+    assert why(read(with_state((None, 2, UNITS)))) == {Reason.STATE_SHAPE}
+    assert why(read(with_state((None, 0)))) == {Reason.STATE_UNITS}
+
+
+def changed(name: str, change: Callable[[Node], object], step: Any = plain, **how: Any) -> Builder:
+    builder = loop_graph(step, **how)
+    change(node_of(builder, name))
+    return builder
+
+
+def at(place: int, tensor: TensorId) -> Callable[[Node], object]:
+    return lambda node: node.inputs.__setitem__(place, tensor)
+
+
+def called(op: str) -> Callable[[Node], object]:
+    return lambda node: setattr(node, "op", op)
+
+
+def written_first(step: Any) -> Builder:
+    """A loop that writes its output at index 0 of a list of one item."""
+    builder = changed("loop/empty", at(1, TensorId("loop/1")), step)
+    body = builder.functions["loop", "body"].graph  # type: ignore[attr-defined]
+    zero = Node("zero", "Const", outputs=1)
+    function = builder.functions["loop", "body"]  # type: ignore[attr-defined]
+    nodes = [zero, *(node.copy() for node in body)]
+    next(node for node in nodes if node.name == "write").inputs[1] = TensorId("zero")
+    constants = {**body.constants, "zero": builder.constants["loop/0"]}
+    specs = {**body.specs, TensorId("zero"): TensorSpec("int32", 4, ())}
+    builder.functions["loop", "body"] = Function(  # type: ignore[attr-defined]
+        Graph(nodes, specs, constants), function.arguments, function.results
+    )
+    return builder
+
+
+def per_row(b: Builder, x: TensorId, h: TensorId, g: Given) -> tuple[TensorId, TensorId]:
+    new = plain(b, x, h, g)[1]
+    return b.op("row", "Sum", new, b.constant("axes", [1]), shapes=((None, 1),)), new
+
+
+def spread_rows(b: Builder, x: TensorId, h: TensorId, g: Given) -> tuple[TensorId, TensorId]:
+    row, new = per_row(b, x, h, g)
+    return b.op("spread", "Tile", row, b.constant("times", [1, 3]), shapes=((None, 3),)), new
+
+
+def test_lists_that_are_no_sequence_of_outputs_or_items() -> None:
+    assert why(read(changed("loop/empty", called("EmptyTensorList")))) == {Reason.LIST_SIZE}
+    assert why(read(changed("item", at(1, TensorId("next"))))) == {Reason.LIST_READ_INDEX}
+    assert why(read(changed("loop/items", called("TensorListReserve")))) == {Reason.LIST_SOURCE}
+    assert why(read(changed("write", at(1, TensorId("one"))))) == {Reason.LIST_INDEX}
+    assert why(read(changed("write", at(0, TensorId("items"))))) == {Reason.LIST_CHANGED}
+    assert why(read(written_first(per_row))) == {Reason.OUTPUT_OF_ROWS}
+    assert why(read(written_first(spread_rows))) == {Reason.OUTPUT_SHAPE}
+
+
+def test_a_single_output_of_an_array_that_is_read_by_itself() -> None:
+    builder = changed("loop/stack", called("TensorArrayReadV3"))
+    reserve = node_of(builder, "loop/empty")
+    reserve.op, reserve.inputs = "TensorArrayV3", reserve.inputs[::-1]
+    assert why(read(builder)) == {Reason.SINGLE_OUTPUT}
+
+
+def test_parts_that_a_reversed_loop_takes_forwards() -> None:
+    def sliced(b: Builder, x: TensorId, h: TensorId, g: Given) -> tuple[TensorId, TensorId]:
+        ends = [
+            b.op(name, "Pack", TensorId("time"), shapes=((1,),), dtype="int32", axis=0) for name in ("begin", "end")
+        ]
+        part = b.op(
+            "part", "StridedSlice", g["R"], *ends, b.constant("by", [1]), shapes=((UNITS,),), shrink_axis_mask=1
+        )
+        new = b.op("scaled", "Mul", plain(b, x, h, g)[1], part)
+        return new, new
+
+    assert why(read(loop_graph(sliced, reverse=True))) == {Reason.ITEMS_BOTH_WAYS}
+
+
+# Steps that are written out.
+
+
+def unrolled(*readers: tuple[str, str, str]) -> Graph:
+    """h = tanh(x[t] W + h R) for two t; `pack` holds both states. More ops read what they name."""
+    b = Builder()
+    x = b.op("x", "Placeholder", shapes=((2, 5, INPUTS),))
+    w, r = b.op("W", "Placeholder", shapes=((INPUTS, UNITS),)), b.op("R", "Placeholder", shapes=((UNITS, UNITS),))
+    h = b.op("h", "Placeholder", shapes=((5, UNITS),))
+    b.op("items", "Unpack", x, shapes=((5, INPUTS),) * 2, axis=0, num=2)
+    states = []
+    for t in range(2):
+        inputs = b.op(f"in{t}", "MatMul", TensorId("items", t), w, shapes=((5, UNITS),))
+        hidden = b.op(f"rec{t}", "MatMul", h, r, shapes=((5, UNITS),))
+        total = b.op(f"add{t}", "AddV2", inputs, hidden, shapes=((5, UNITS),))
+        h = b.op(f"h{t}", "Tanh", total, shapes=((5, UNITS),))
+        states.append(h)
+    b.op("pack", "Pack", *states, shapes=((2, 5, UNITS),), axis=0)
+    for name, op, read_by in readers:
+        b.op(name, op, TensorId(read_by), shapes=((5, UNITS),))
+    return b.graph()
+
+
+def refused(graph: Graph, *keep: str) -> set[Reason]:
+    rolled = roll_up(graph, keep)
+    assert rolled.graph is None
+    found = repeated(graph, keep, rolled.refused)
+    assert {each.reason.reason for each in found} == {Reason.UNROLLED_BECAUSE}
+    return {each.reason.reason for each in rolled.refused}
+
+
+def test_steps_of_which_more_is_wanted_than_a_loop_gives() -> None:
+    assert roll_up(unrolled(), ["consumer"]).loops
+    assert refused(unrolled(), "h0") == {Reason.STEP_FETCHED}
+    assert refused(unrolled(), "pack") == {Reason.STEPS_FETCHED}
+    assert refused(unrolled(("reader", "Neg", "h0")), "reader") == {Reason.STEP_READ}
+    zeros = unrolled(("zeros", "ZerosLike", "in0"))
+    zeros.specs[TensorId("zeros")] = TensorSpec("float32", 4, (5, INPUTS))  # of no state
+    assert refused(zeros, "zeros") == {Reason.STEP_ZEROS}
+
+
+def test_steps_whose_gradient_nothing_needs() -> None:
+    graph = unrolled()
+    nodes = [node.copy() for node in graph]
+    back = Node("back", "MatMul", [TensorId("h1"), TensorId("R")], outputs=1, attrs={"transpose_b": True})
+    specs = {**graph.specs, TensorId("back"): TensorSpec("float32", 4, (5, UNITS))}
+    found = repeated(Graph([*nodes, back], specs), ["h1"])
+    assert {each.reason.reason for each in found} == {Reason.UNROLLED_IDLE}
+
+
+# Gradients.
+
+
+def test_a_cell_that_cannot_be_made_is_a_reason_and_all_else_a_fault() -> None:
+    found: list[Unmatched] = []
+    for error in (CellError("no"), Unreadable(Reason.NO_STATE()), KeyError("no")):
+        with attempt(found, "loop", "While", CellError):
+            raise error
+    assert [each.reason.reason for each in found] == [Reason.CELL_REFUSED, Reason.NO_STATE, Reason.FAULT]
+
+
+def small(*nodes: Node) -> Graph:
+    specs = {TensorId(node.name, n): TensorSpec("float32", 4, (2, 2)) for node in nodes for n in range(node.outputs)}
+    return Graph(nodes, specs)
+
+
+def x(name: str = "x", op: str = "Placeholder", *inputs: str, outputs: int = 1) -> Node:
+    return Node(name, op, list(map(TensorId, inputs)), outputs=outputs)
+
+
+def reason_of(do: Callable[[], object]) -> Reason:
+    with pytest.raises(Unreadable) as raised:
+        do()
+    return raised.value.refusal.reason
+
+
+EMPTY = Match("loop", "While", (), (), ())
+
+
+def test_gradients_whose_tensors_do_not_fit() -> None:
+    graph = small(
+        x(), x("F", "While", "x", "x", outputs=2), x("g"), x("stack", "TensorListStack", "g"), x("out", "Neg", "F")
+    )
+    assert reason_of(lambda: read_as(graph, EMPTY, TensorId("x"))) is Reason.GRADIENT_UNREAD
+    assert reason_of(lambda: _require_single(graph, "F", TensorId("x"), 0)) is Reason.GRADIENT_TWICE
+
+
+def loops(graph: Graph) -> _Loops:
+    body = Function(small(x("a0"), x("a1")), ("a0", "a1"), (TensorId("a0"), TensorId("a1")))
+    graph.functions["F", "body"] = body
+    return _Loops(graph, "F", ["B"], ())
+
+
+def test_gradients_of_lists_and_of_what_stays() -> None:
+    nodes = [x(), x("l"), x("F", "While", "x", "l", outputs=2), x("g"), x("made", "TensorListFromTensor", "g")]
+    graph = small(
+        *nodes,
+        x("B", "While", "g", "made", outputs=2),
+        x("read", "Neg", "B"),
+        Node("more", "Neg", [TensorId("B", 1)], outputs=1),
+    )
+    graph.specs[TensorId("l")] = TensorSpec("variant", 0, ())
+    finder = loops(graph)
+    pair = Pair("F", "B", {0: 0}, frozenset())
+    assert reason_of(lambda: finder.given(pair)) is Reason.GRADIENT_OF_INVARIANT
+    old = TensorId("F", 1)
+    assert reason_of(lambda: list(finder.of_list(old, TensorId("g")))) is Reason.GRADIENT_OF_LIST
+    assert reason_of(lambda: list(finder.of_list(old, TensorId("made")))) is Reason.GRADIENT_UNSTACKED
+    wanted = _Loops(graph, "F", ["B"], ["more"]).wanted(Pair("F", "B", {1: 1}, frozenset()), EMPTY)
+    assert reason_of(lambda: list(wanted)) is Reason.GRADIENT_OF_MADE_LIST
+
+
+class Recurrence:
+    """A recurrence with one gradient op."""
+
+    def __init__(self, backward: Backward) -> None:
+        self.backwards = (backward,)
+
+
+def whole(graph: Graph, backward: Backward, *keep: str) -> _Whole:
+    made = _Whole.__new__(_Whole)
+    made.graph, made.keep, made.ahead, made.recurrences = graph, frozenset(keep), EMPTY, [Recurrence(backward)]  # type: ignore[list-item]
+    return made
+
+
+def test_gradients_that_something_else_reads() -> None:
+    graph = small(x(), x("B", "While", "x"), x("reader", "Neg", "B"))
+    wanted = Backward("B", (), (Wanted(TensorId("B"), TensorId("x")),))
+    assert reason_of(lambda: whole(graph, wanted, "B").backward({}, 0)) is Reason.GRADIENT_FETCHED
+    given = Backward("B", ((TensorId("x"), TensorId("B")),), ())
+    assert reason_of(lambda: whole(graph, given).backward({}, 0)) is Reason.GRADIENT_WITHOUT_RESULT
+    assert reason_of(lambda: whole(graph, given).require_nothing_lost(["B"], {})) is Reason.GRADIENT_LOST
+
+
+# cuDNN's ops.
+
+
+def cudnn(x_shape: Any = (3, 2, INPUTS), h_shape: Any = (1, 2, UNITS), reads: int = 0, **attrs: Any) -> Graph:
+    names = ("x", "h", "c", "params")
+    shapes = (x_shape, h_shape, h_shape, (None,))
+    nodes = [Node(name, "Placeholder", outputs=1) for name in names]
+    nodes.append(Node("rnn", "CudnnRNN", list(map(TensorId, names)), outputs=4, attrs=attrs))
+    nodes += [Node("reader", "Neg", [TensorId("rnn", reads)], outputs=1)]
+    specs = {TensorId(name): TensorSpec("float32", 4, shape) for name, shape in zip(names, shapes, strict=True)}
+    specs |= {TensorId("rnn", place): TensorSpec("float32", 4, (3, 2, UNITS)) for place in range(4)}
+    return Graph(nodes, specs)
+
+
+@pytest.mark.parametrize(
+    ("graph", "keep", "reason"),
+    [
+        (cudnn(rnn_mode="odd"), (), Reason.CUDNN_MODE),
+        (cudnn(input_mode="skip_input"), (), Reason.CUDNN_INPUT),
+        (cudnn(direction="bidirectional"), (), Reason.CUDNN_DIRECTION),
+        (cudnn(dropout=0.5), (), Reason.CUDNN_DROPOUT),
+        (cudnn(num_proj=3), (), Reason.CUDNN_PROJECTION),
+        (cudnn(x_shape=(3, 2, None)), (), Reason.CUDNN_INPUT_WIDTH),
+        (cudnn(h_shape=(1, 2, None)), (), Reason.CUDNN_STATE_WIDTH),
+        (cudnn(h_shape=(2, 2, UNITS)), (), Reason.CUDNN_LAYERS),
+        (cudnn(), ("rnn",), Reason.CUDNN_FETCHED),
+        (cudnn(reads=3), ("reader",), Reason.CUDNN_OUTPUT),
+    ],
+    ids=lambda value: value.name if isinstance(value, Reason) else "",
+)
+def test_ops_of_cudnn(graph: Graph, keep: tuple[str, ...], reason: Reason) -> None:
+    found = match_cudnn(graph, "rnn", Names(graph), keep)
+    assert isinstance(found, Unmatched)
+    assert found.reason.reason is reason
+
+
+def test_steps_that_are_not_recognised() -> None:
+    graph = unrolled()
+    found = {each.reason.reason for each in repeated(graph, ["h1"])}
+    assert found == {Reason.UNROLLED}
+    assert {each.reason.reason for each in repeated(graph, ["h1"], in_place=True)} == {Reason.UNROLLED_IN_PLACE}
+    back = Node("back", "MatMul", [TensorId("h1"), TensorId("R")], outputs=1, attrs={"transpose_b": True})
+    specs = {**graph.specs, TensorId("back"): TensorSpec("float32", 4, (5, UNITS))}
+    trained = Graph([*(node.copy() for node in graph), back], specs)
+    assert {each.reason.reason for each in repeated(trained, ["back"])} == {Reason.UNROLLED_TRAINED}
+    nodes = [node.copy() for node in graph]
+    for node in nodes:
+        node.op = "Conv2D" if node.op == "MatMul" else node.op
+    convolved = Graph(nodes, graph.specs)
+    assert {each.reason.reason for each in repeated(convolved, ["h1"])} == {Reason.UNROLLED_CONVOLUTION}
+
+
+def test_steps_whose_single_values_something_else_needs() -> None:
+    graph = unrolled(("early", "Neg", "h0"), ("late", "Neg", "h1"))
+    steps = Search(unrolled(), unrolled()["items"], False).find([])
+    assert steps is not None
+    roller = _Roller(graph, steps, "loop", None)
+    with pytest.raises(Unreadable) as raised:
+        roller._served({"h0"}, {}, ["early"])
+    assert raised.value.refusal == Reason.STEP_NEEDED(node="early", op="Neg")

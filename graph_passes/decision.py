@@ -1,8 +1,11 @@
-"""What was decided about a graph, as data that a report holds; their values are the words that it prints."""
+"""What was decided about a graph, as data that a report holds; their values are the words that it prints.
+
+Code compares these values and never their words.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 
 class Decision(StrEnum):
@@ -37,25 +40,63 @@ class Fusion(StrEnum):
     STITCHED = "stitched"
     LEFT = "left"
 
-    @classmethod
-    def read(cls, why: str) -> Fusion:
-        """Of a report that holds nothing but the sentence."""
-        words = {"not decided": cls.UNDECIDED, "stitched": cls.STITCHED}
-        found = next((state for begin, state in words.items() if why.startswith(begin)), cls.LEFT)
-        return found if why else cls.NOT_ASKED
+
+class NotStitched(Enum):
+    """Why a step runs without its regions where the fusion pass was not tried; see `why` and `cure`."""
+
+    PLANNED = (
+        "left as it was: a plan for the memory budget runs in its place",
+        "give a memory_budget under which nothing has to move",
+    )
+    TRACED = (
+        "not stitched: more of the function is still to be traced",
+        "pass the tf.function itself to tfmem.optimize",
+    )
+
+    @property
+    def why(self) -> str:
+        """The reason, in words."""
+        return self.value[0]
+
+    @property
+    def cure(self) -> str:
+        """What the user can do, in words."""
+        return self.value[1]
+
+
+class Xla(StrEnum):
+    """What became of XLA for a step that it would run."""
+
+    NO_PART = ""
+    LEFT_ON = "left on"
+    RECURRENT = "off: recurrent kernels cannot live inside XLA"
+    MOVED = "off: memory ops cannot live inside XLA"
+    ORDERED = "off: the planned order cannot be held inside XLA"
+    STITCHED = "off: stitched it is faster"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether XLA would have run the step, and does not."""
+        return self not in (Xla.NO_PART, Xla.LEFT_ON)
 
 
 class Missed(str):
-    """A note of a report: by how much the budget is missed. It is told by its type, not by its words."""
+    """A note of a report: by how much the budget is missed. It is told by its type, not by its words.
 
-    __slots__ = ()
+    Attributes:
+        how: what follows "OVER BUDGET" in it.
+    """
+
+    how: str
 
     @classmethod
     def of(cls, how: str) -> Missed:
-        """`how` begins with what comes behind "OVER BUDGET"."""
-        return cls(f"OVER BUDGET{how}")
+        """The note that the budget was missed: `how` follows "OVER BUDGET"."""
+        note = cls(f"OVER BUDGET{how}")
+        note.how = how
+        return note
 
     @property
     def once(self) -> str:
         """What is said of it when it holds no more."""
-        return f"over budget (while plans were tried, not since){self.removeprefix('OVER BUDGET')}"
+        return f"over budget (while plans were tried, not since){self.how}"

@@ -12,9 +12,9 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
 from benchmarks.recurrent import search, tables
 from benchmarks.recurrent.cases import Case, Chip, Floor, fastest, floor
 from custom_ops.errors import KernelError
-from custom_ops.jit.tune import Measured
 from custom_ops.recurrent.search.tune import Trial
 from custom_ops.recurrent.spec import Configuration
+from custom_ops.timing.tune import Measured
 
 CHIP = Chip(
     fmas_per_second=1e9, bytes_per_second=1e9, cluster_barrier_seconds=1e-3, grid_barrier_seconds=5e-3,

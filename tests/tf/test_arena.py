@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tfmem.runtime.arena import find_room, separate
+from tfmem.steps.measured_call import sampled
 
 import tfmem
 from custom_ops.load import load
 from graph_passes.analysis.memory.fragmentation import SMALL, Room
 from tfmem.api import make_engine
 from tfmem.options import Options
-from tfmem.runtime.arena import find_room, separate
 from tfmem.steps import managed_step
-from tfmem.steps.measured_call import sampled
 
 ROWS = 1 << 20
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tfmem.steps.deferred_start import can_wait
 
 import tfmem
 from graph_passes.analysis.cost import device as profiles
@@ -19,7 +20,6 @@ from tfmem.devices import Target
 from tfmem.kernels import replace_recurrent as recurrent
 from tfmem.steps import deferred_start as later
 from tfmem.steps import managed_step
-from tfmem.steps.deferred_start import can_wait
 from tfmem.steps.trace import Trace
 
 FAST = tfmem.FusionOptions(tune="fast")

@@ -16,11 +16,11 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from tfmem.steps.stage import Stage
 
 import tfmem
 from tfmem.steps import managed_step
 from tfmem.steps.managed_step import ManagedStep
-from tfmem.steps.stage import Stage
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from custom_ops.background import go_on
-from graph_passes.decision import Fusion
+from graph_passes.decision import Fusion, NotStitched
 from graph_passes.graph.source import Source
 from graph_passes.passes.fuse.plan import Needs, Stitching, fault
 from graph_passes.pipeline import Phase, run_passes
@@ -21,10 +21,6 @@ from tfmem.runtime.engine import Engine
 
 BY_MODEL = "stitched, as the model has it: nothing was timed"
 NOTHING = "nothing to stitch"
-PLANNED = "left as it was: a plan for the memory budget runs in its place"
-LARGER = "give a memory_budget under which nothing has to move"
-TRACED = "not stitched: more of the function is still to be traced"
-WHOLE = "pass the tf.function itself to tfmem.optimize"
 
 # Those of which it is known that TF32's kernels want channels last.
 _CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
@@ -86,7 +82,7 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> Stitching:
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         what = f"{faults[0].name} stays as it was: {faults[0].reason}{more}"
-        engine.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
+        engine.notices.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
     return done
 
 
@@ -127,19 +123,19 @@ def unobserved(report: Report, done: Stitching) -> Report:
     return with_regions(with_decision(report), done, BY_MODEL)
 
 
-def unstitched(report: Report, engine: Engine, why: str, cure: str) -> Report:
+def unstitched(report: Report, engine: Engine, reason: NotStitched) -> Report:
     """`report` of a step that is not stitched; a user who asked for it is told.
 
     Args:
-        report: of it.
-        engine: its options.
-        why: in words.
-        cure: what the user can do.
+        report: of the step.
+        engine: its options, and what the user is told.
+        reason: why.
     """
     if "fusion" in (engine.options.passes or ()):
-        engine.warn("fusion", f"tfmem: {report.graph} was to be stitched, and is {why}; {cure}; see tfmem.report(...)")
-    notes = (*report.notes, f"to have it stitched, {cure}")
-    return replace(report, fusion=why, fusion_state=Fusion.LEFT, notes=notes)
+        told = f"tfmem: {report.graph} was to be stitched, and is {reason.why}; {reason.cure}; see tfmem.report(...)"
+        engine.notices.warn("fusion", told)
+    notes = (*report.notes, f"to have it stitched, {reason.cure}")
+    return replace(report, fusion=reason.why, fusion_state=Fusion.LEFT, notes=notes)
 
 
 def with_decision(report: Report) -> Report:

@@ -12,6 +12,7 @@ from graph_passes import pipeline
 from graph_passes.analysis.memory.region import keep_variables_in_place
 from graph_passes.analysis.memory.replicas import shared_by
 from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.decision import Xla
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
@@ -30,11 +31,6 @@ from tfmem.runtime.profile_cache import fingerprint
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
-from tfmem.steps.stage import SURELY_FITS
-
-RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
-MOVED_OUTSIDE = "off: memory ops cannot live inside XLA"
-ORDERED_OUTSIDE = "off: the planned order cannot be held inside XLA"
 
 
 class Trace:
@@ -154,10 +150,10 @@ class Trace:
         """Whether the step needs so much less than the budget that nothing has to move: all its tensors together, where
         their sizes are known, or by an estimate; see `read`."""
         together = estimated_peak(self._engine, None, self.concrete.graph)
-        if together is not None and together <= SURELY_FITS * budget:
+        if together is not None and together <= self._engine.surely_fits * budget:
             return True
         self.read()
-        return self.step.timeline(self._engine.estimate(workspace=True)).peak <= SURELY_FITS * budget
+        return self.step.timeline(self._engine.estimate(workspace=True)).peak <= self._engine.surely_fits * budget
 
     @property
     def shared(self) -> bool:
@@ -230,8 +226,7 @@ class Trace:
     def unplanned(self) -> Report:
         """The report while nothing is planned."""
         lost = self.jit_compile and self.replacements.matches
-        why = RECURRENT_OUTSIDE if lost else ""
-        report = replace(self._engine.unlimited(self.name), jit_compile=why, xla_lost=bool(why))
+        report = replace(self._engine.unlimited(self.name), jit_compile=Xla.RECURRENT if lost else Xla.NO_PART)
         return with_replacements(report, self.replacements)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
@@ -247,11 +242,16 @@ class Trace:
         policy, device = engine.options.offload.policy, engine.target.description
         report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
         ordered = not plan.moves and not given
-        lost = ORDERED_OUTSIDE if ordered else ""
-        lost = MOVED_OUTSIDE if plan.moves else lost
-        lost = RECURRENT_OUTSIDE if self.replacements.matches else lost
         decision = ORDERED if ordered else report.decision
         report = replace(report, decision=decision, budget=engine.budget)
         if self.jit_compile:
-            report = replace(report, jit_compile=lost or "left on", xla_lost=bool(lost))
+            report = replace(report, jit_compile=self._xla(plan, ordered))
         return with_replacements(report, self.replacements)
+
+    def _xla(self, plan: OffloadPlan, ordered: bool) -> Xla:
+        """What becomes of XLA, which would run the trace, under `plan`."""
+        if self.replacements.matches:
+            return Xla.RECURRENT
+        if plan.moves:
+            return Xla.MOVED
+        return Xla.ORDERED if ordered else Xla.LEFT_ON

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfmem.steps.deferred_start import can_wait
 
 import tfmem
 from graph_passes.analysis.cost import device as profiles
@@ -18,8 +17,8 @@ from tests.tf.stitched_steps import close, values
 from tfmem.api import make_engine
 from tfmem.devices import Target
 from tfmem.kernels import replace_recurrent as recurrent
-from tfmem.steps import deferred_start as later
 from tfmem.steps import managed_step
+from tfmem.steps.planning import can_wait
 from tfmem.steps.trace import Trace
 
 FAST = tfmem.FusionOptions(tune="fast")
@@ -81,16 +80,16 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     for _ in range(3):  # they are being made
         np.testing.assert_array_equal(step(x), plain.step(x))
     report = tfmem.report(step)
-    assert report.fusion == later.MEANWHILE
+    assert report.fusion == managed_step.MEANWHILE
     assert not report.replaced
     asked["allowed"].set()
-    step_in(step)._later.thread.wait()
+    step_in(step).wait()
     for _ in range(4):
         close(step(x), plain.step(x))
     close(values(net.variables), values(plain.variables))
     report = tfmem.report(step)
     assert len(report.replaced) == 1, report
-    assert report.fusion != later.MEANWHILE
+    assert report.fusion != managed_step.MEANWHILE
 
 
 def test_while_a_step_is_observed_the_report_says_so(asked: dict[str, threading.Event]) -> None:
@@ -99,7 +98,7 @@ def test_while_a_step_is_observed_the_report_says_so(asked: dict[str, threading.
     step = tfmem.optimize(Net().step, memory_budget="8GiB", **{**OPTIONS, "passes": passes})
     asked["allowed"].set()
     step(tf.constant(X))
-    step_in(step)._later.thread.wait()
+    step_in(step).wait()
     for _ in range(6):
         step(tf.constant(X))
         assert tfmem.report(step).fusion
@@ -127,8 +126,7 @@ def test_calls_from_two_threads_meanwhile(asked: dict[str, threading.Event]) -> 
     for thread in threads:
         thread.join()
     assert not failed
-    if (begun := step_in(step)._later) is not None:
-        begun.thread.wait()
+    step_in(step).wait()
     step(x)
     assert tfmem.report(step).replaced
 
@@ -139,7 +137,7 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
     def broken(*_: Any) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(*((Trace, where) if where == "replaced_layers" else (later, where)), broken)
+    monkeypatch.setattr(*((Trace, where) if where == "replaced_layers" else (managed_step, where)), broken)
     plain, net = Net(), Net()
     step = tfmem.optimize(net.step, **OPTIONS)
     x = tf.constant(X)
@@ -147,8 +145,7 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
     def calls() -> None:
         for _ in range(3):
             close(step(x), plain.step(x))
-            if (begun := step_in(step)._later) is not None:
-                begun.thread.wait()
+            step_in(step).wait()
 
     with pytest.warns(tfmem.TfmemWarning, match="failed with RuntimeError: out of luck"):
         calls()
@@ -194,5 +191,5 @@ def test_which_passes_run_by_default() -> None:
     assert {engine.passes for engine in others} == {("recurrent", "offload")}
     asked = replace(make_engine(tfmem.Options(passes=("offload",))), target=GPU)
     assert asked.passes == ("offload",)
-    assert asked.asked
-    assert not called.asked
+    assert asked.notices.asked
+    assert not called.notices.asked

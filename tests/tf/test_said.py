@@ -16,11 +16,13 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from tfmem.steps.stage import Stage
 
 import tfmem
+from graph_passes.decision import Decision
 from tfmem.steps import managed_step
 from tfmem.steps.managed_step import ManagedStep
+from tfmem.steps.phases import Event, Machine, Move
+from tfmem.steps.states import Placed, Trying
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,31 +145,32 @@ def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: 
         yield
         shown.append(text())
 
-    class Trials:
-        """Two, and then it is settled."""
+    settled = tf.function(lambda: tf.constant("settled")).get_concrete_function()
+    report = tfmem.Report("step", "CPU", "hybrid", Decision.MOVED, 0, 0)
 
-        count = 1
-
-        @property
-        def stage(self) -> Stage:
-            return Stage.TRIAL if self.count <= 2 else Stage.READY
-
-        @property
-        def doing(self) -> str:
-            return f"trial {self.count} of at most 2"
-
-        function = tf.function(lambda: tf.constant("settled")).get_concrete_function()
+    def trial(count: int) -> Any:
+        search = SimpleNamespace(trials=range(count), dry_run=True)
+        return Trying(function=settled, report=report, search=search, plan=None)
 
     class Step(ManagedStep):
-        def __init__(self) -> None:
-            self._stages: Any = Trials()
-            self._engine: Any = SimpleNamespace(options=SimpleNamespace(progress=True))
-            self._label, self._took = "step", 0.0
+        """Two trials, and then it is settled."""
 
-        def _probed(self, args: Any, kwargs: Any) -> tuple[bool, Any]:
-            self._stages.count += 1
+        def __init__(self) -> None:
+            options = SimpleNamespace(progress=True)
+            self._job: Any = SimpleNamespace(engine=SimpleNamespace(options=options), is_gpu=False)
+            self._machine: Any = Machine("step", trial(0))
+            self._took = 0.0
+
+        def _probed(self, state: Any, *_: Any) -> tuple[bool, Any]:
+            following = Move(Event.NEXT, trial(1))
+            if len(state.search.trials) == 1:
+                following = Move(Event.UNWATCHED, Placed(function=settled, report=report, as_it_was=True))
+            self._move(following)
             return False, None
 
+        def _go_on(self) -> None:
+            pass
+
     monkeypatch.setattr(managed_step, "shown", line)
-    assert Step()._staged((), {}).numpy() == b"settled"
-    assert shown == ["step: trial 1 of at most 2", "step: trial 2 of at most 2"]
+    assert Step()._alone((), {}).numpy() == b"settled"
+    assert shown == ["step: trial 1 of at most 4", "step: trial 2 of at most 4"]

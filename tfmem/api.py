@@ -33,6 +33,7 @@ from tfmem.runtime.device_memory import DeviceMemory
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.notices import Notices
+from tfmem.runtime.settings import Settings
 from tfmem.steps.managed_step import ManagedStep
 from tfmem.steps.static_planning import plan_graph_def
 
@@ -200,11 +201,7 @@ def make_engine(options: Options, called: bool = False) -> Engine:
     asked = options.passes is not None or options.recurrent != RecurrentOptions()
     memory = DeviceMemory(ops, target, options.offload)
     engine = Engine(
-        options=options,
-        target=target,
-        counts=memory.counts,
-        limit=target.memory if target.is_gpu else None,
-        called=called,
+        **vars(Settings.of(options, target, memory.counts, called)),
         library=ops,
         memory=memory,
         meter=Meter(ops, target),

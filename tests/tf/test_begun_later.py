@@ -17,7 +17,8 @@ from tests.tf.stitched_steps import close, values
 from tfmem.api import make_engine
 from tfmem.devices import Target
 from tfmem.kernels import replace_recurrent as recurrent
-from tfmem.steps import managed_step
+from tfmem.runtime.settings import Settings
+from tfmem.steps import managed_step, planning
 from tfmem.steps.planning import can_wait
 from tfmem.steps.trace import Trace
 
@@ -61,7 +62,7 @@ def fixture_asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, threading.Event]
         return with_kernels(plan, *given)
 
     monkeypatch.setattr(recurrent, "with_kernels", made)
-    monkeypatch.setattr(managed_step, "can_wait", lambda engine, trace: True)
+    monkeypatch.setattr(planning, "can_wait", lambda engine, trace: True)
     return events
 
 
@@ -137,7 +138,7 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
     def broken(*_: Any) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(*((Trace, where) if where == "replaced_layers" else (managed_step, where)), broken)
+    monkeypatch.setattr(*((Trace, where) if where == "replaced_layers" else (planning, where)), broken)
     plain, net = Net(), Net()
     step = tfmem.optimize(net.step, **OPTIONS)
     x = tf.constant(X)
@@ -182,14 +183,14 @@ def test_a_budget_that_it_may_not_meet_is_planned_at_once() -> None:
 
 def test_which_passes_run_by_default() -> None:
     """Fusion does on a GPU, if this process calls the step, so that it is timed; and if nobody says otherwise."""
-    called, not_called = (
-        replace(make_engine(tfmem.Options(cache_directory=""), called=called), target=GPU) for called in (True, False)
-    )
+    options = tfmem.Options(cache_directory="")
+    called, not_called = (Settings.of(options, GPU, called=called) for called in (True, False))
     assert called.passes == ("recurrent", "fusion", "offload")
-    assert replace(called, left_out=("offload",)).passes == ("recurrent", "fusion")
-    others = [not_called, called.unobserved(), make_engine(tfmem.Options(cache_directory=""), called=True)]
-    assert {engine.passes for engine in others} == {("recurrent", "offload")}
-    asked = replace(make_engine(tfmem.Options(passes=("offload",))), target=GPU)
+    assert called.unlimited().passes == ("recurrent", "fusion")
+    others = [not_called, called.unobserved(), make_engine(options, called=True)]
+    assert {settings.passes for settings in others} == {("recurrent", "offload")}
+    assert called.unlimited().unobserved().passes == ("recurrent",)
+    asked = make_engine(tfmem.Options(passes=("offload",)))
     assert asked.passes == ("offload",)
     assert asked.notices.asked
-    assert not called.notices.asked
+    assert not make_engine(options).notices.asked

@@ -21,7 +21,7 @@ def optimize(x: Any, budget: int | None = None, **how: Any) -> Any:
     """`tfmem.optimize` as on a device of 1 MiB, which is the budget where none is given."""
     called = not isinstance(x, tf.Graph | tf.compat.v1.GraphDef)
     engine = make_engine(tfmem.Options(memory_budget=budget), called)
-    return optimize_with(replace(engine, limit=MIB), x, **how)
+    return optimize_with(engine if engine.must_fit else replace(engine, budget=MIB), x, **how)
 
 
 def notes(x: Any) -> str:

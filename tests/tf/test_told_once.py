@@ -138,7 +138,7 @@ def test_nothing_can_be_observed(new_net, batch, budget):
 @pytest.mark.parametrize("kind", ["function", "graph"])
 def test_memory_that_is_not_planned(kind, new_net, batch, flow):
     """As on a GPU, whose memory is the budget where nobody gives one."""
-    engine = replace(make_engine(tfmem.Options(), called=kind == "function"), limit=1 << 20)
+    engine = replace(make_engine(tfmem.Options(), called=kind == "function"), budget=1 << 20)
     net = new_net()
     shapes = [tf.TensorSpec([None, 32, 32, 2]), tf.TensorSpec([None], tf.int64)]
     step = tf.function(net.step, input_signature=shapes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Self
 
 from graph_passes.analysis.memory.timeline import COUNTED
@@ -11,7 +11,7 @@ from graph_passes.decision import Decision
 from graph_passes.pipeline import Phase, runs
 from graph_passes.report import Report
 from tfmem.devices import Target
-from tfmem.options import Options, PassName, default_passes, parse_budget
+from tfmem.options import Options, PassName, budget_of, passes_of
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 
@@ -23,41 +23,43 @@ class Settings:
     Attributes:
         options: the user's.
         target: the device whose memory is planned.
-        counts: whether the device's allocator counts bytes; TensorFlow's plain CPU allocator (oneDNN off) does not.
-        limit: bytes that a step may use where the user gives no budget; None for no limit.
-        called: whether what is optimised is called by this process, again and again.
-        left_out: passes that do not run, whatever the options say.
-        label: what users call the object, for the progress line; "" for the function's name.
-        surely_fits: the share of the budget up to which an estimate is trusted.
         passes: those that run: the user's, or the default ones.
         budget: bytes; None for no limit.
         must_fit: whether the user gave the budget; else it is the device's memory, and planning for it is best effort.
+        counts: whether the device's allocator counts bytes; TensorFlow's plain CPU allocator (oneDNN off) does not.
+        called: whether what is optimised is called by this process, again and again.
+        label: what users call the object, for the progress line; "" for the function's name.
+        surely_fits: the share of the budget up to which an estimate is trusted.
     """
 
     options: Options
     target: Target
+    passes: tuple[PassName, ...]
+    budget: int | None
+    must_fit: bool
     counts: bool = True
-    limit: int | None = None
     called: bool = False
-    left_out: Collection[str] = ()
     label: str = ""
     surely_fits: float = SURELY_FITS
-    passes: tuple[PassName, ...] = field(init=False)
-    budget: int | None = field(init=False)
-    must_fit: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        given = self.options.passes
-        if given is None:
-            given = default_passes(self.options, timed=self.called and self.target.is_gpu)
-        passes = tuple(name for name in given if name not in self.left_out)
-        wanted = parse_budget(self.options.memory_budget, self.target.memory)
-        budget = self.limit if wanted is None else wanted
-        if not runs(Phase.UNDER_BUDGET, passes):
-            budget = None
-        resolved = {"passes": passes, "budget": budget, "must_fit": budget is not None and wanted is not None}
-        for name, value in resolved.items():
-            object.__setattr__(self, name, value)
+    @classmethod
+    def of(cls, options: Options, target: Target, counts: bool = True, called: bool = False) -> Settings:
+        """What `options` mean on a device; see the attributes.
+
+        Raises:
+            InvalidBudgetError: the budget is none for this device.
+        """
+        passes = passes_of(options, timed=called and target.is_gpu)
+        budget, must_fit = budget_of(options, passes, target.memory, limited=target.is_gpu)
+        return Settings(
+            options=options,
+            target=target,
+            passes=passes,
+            budget=budget,
+            must_fit=must_fit,
+            counts=counts,
+            called=called,
+        )
 
     @property
     def observes(self) -> bool:
@@ -100,13 +102,20 @@ class Settings:
 
     def unobserved(self) -> Self:
         """The settings of steps that run on their own, where no later call can bring a better plan."""
-        return replace(self, options=replace(self.options, observe=False))
+        options = replace(self.options, observe=False)
+        kept = passes_of(options, timed=self.called and self.target.is_gpu)
+        return replace(self, options=options, passes=tuple(name for name in self.passes if name in kept))
+
+    def unlimited(self) -> Self:
+        """The settings of steps that no budget limits."""
+        passes = tuple(name for name in self.passes if name != "offload")
+        return replace(self, passes=passes, budget=None, must_fit=False)
 
     def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The settings of steps whose inputs have these shapes, by name."""
         return replace(self, options=replace(self.options, input_shapes={**self.options.input_shapes, **shapes}))
 
-    def unlimited(self, graph: str) -> Report:
+    def unplanned(self, graph: str) -> Report:
         """The report of a step that nothing limits."""
         return Report(
             graph=graph,

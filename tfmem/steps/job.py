@@ -53,7 +53,7 @@ class Job:
 
     def given(self) -> Given:
         """The state before anything is known."""
-        return Given(function=self.trace.concrete, report=self.engine.unlimited(self.trace.name))
+        return Given(function=self.trace.concrete, report=self.engine.unplanned(self.trace.name))
 
     def noted(self, error: Exception, doing: str, instead: str) -> str:
         """The line of a report about a fault, of which the user is warned."""

@@ -21,13 +21,12 @@ from tfmem.steps.contest import AS_IT_WAS, fuse, take_turn
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles
 from tfmem.steps.phases import Event, Machine, Move, Phase
-from tfmem.steps.planning import can_wait, start
+from tfmem.steps.planning import begin
 from tfmem.steps.random_streams import Draws
 from tfmem.steps.settling import left
 from tfmem.steps.states import Checking, Contest, Fusing, Placed, Planning, Probed, State, Trying, Warming
 from tfmem.steps.trace import Trace
 from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
-from tfmem.steps.work import Work
 
 MEANWHILE = f"{UNDECIDED}: it runs as it was, while it is planned and kernels for its recurrent layers are made"
 
@@ -69,12 +68,8 @@ class ManagedStep:
         self._machine: Machine[State] = Machine(engine.label or trace.name, job.given())
         count = len(concrete.graph.get_operations())
         with shown(engine.options.progress, lambda: f"planning {self._machine.name} ({count:,} ops)"):
-            if can_wait(engine, trace):
-                work: Work[Move[State]] = Work(partial(start, job), "tfmem planning")
-                self._move(Move(Event.DEFERRED, Planning(**vars(job.given()), work=work)))
-            else:
-                self._move(start(job))
-                self._go_on()
+            self._move(begin(job))
+            self._go_on()
 
     @property
     def _state(self) -> State:

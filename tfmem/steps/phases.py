@@ -66,20 +66,20 @@ class Event(enum.Enum):
     DEFERRED = "it may wait for its plan"
     UNKNOWN = "costs are estimates"
     KNOWN = "a profile tells the costs"
-    CHOSEN = "a plan, or none, to be checked"
-    UNWATCHED = "a plan, or none, and nothing to check"
+    CHOSEN = "what will run is chosen, and is to be checked"
+    UNWATCHED = "what will run is chosen, and needs no check"
     RAN = "it ran"
     DISTURBED = "another call was measured meanwhile"
-    IMPATIENT = "that happened too often"
-    SHORT = "out of memory: another plan"
-    NEXT = "a plan to try"
-    OVER = "over the budget: a tighter plan"
-    WITHIN = "checked"
-    STAYS = "decided without timing"
+    IMPATIENT = "three calls could not be measured"
+    SHORT = "out of memory, and there is another plan"
+    NEXT = "there is a plan to try"
+    OVER = "over the budget, and there is a tighter plan"
+    WITHIN = "three calls were checked"
+    STAYS = "fusion is decided without timing, or not asked for"
     THREAD = "a thread plans regions"
     TIMED = "regions are to be timed"
-    UNCLEAR = "not clear yet"
-    CLEAR = "the faster one, or what cannot be timed"
+    UNCLEAR = "the times are not clear yet"
+    CLEAR = "the times are clear, or cannot be taken"
     FAULT = "a fault"
 
 
@@ -138,7 +138,7 @@ def picture() -> str:
         for event, following in events.items():
             by_next.setdefault(following, []).append(event.value)
         for following, happened in by_next.items():
-            lines.append(f"| {phase.value} | {'; or '.join(happened)} | {following.value} |")
+            lines.append(f"| {phase.value} | {'; '.join(happened)} | {following.value} |")
     return "\n".join(lines)
 
 

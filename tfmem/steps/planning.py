@@ -12,8 +12,37 @@ from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import Known
 from tfmem.steps.phases import Event, Move
 from tfmem.steps.settling import left, left_as_it_was, next_trial, probed, settle
-from tfmem.steps.states import Given, Search, State, Trying, Warming
+from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming
 from tfmem.steps.trace import Trace
+from tfmem.steps.work import Work
+
+
+def begin(job: Job) -> Move[State]:
+    """Plan, or else a thread does once the step has run. Raises what `start` raises."""
+    if can_wait(job.engine, job.trace):
+        work: Work[Move[State]] = Work(partial(start, job), "tfmem planning")
+        return Move(Event.DEFERRED, Planning(**vars(job.given()), work=work))
+    return start(job)
+
+
+def can_wait(engine: Engine, trace: Trace) -> bool:
+    """Whether a trace may run as it was given for a while.
+
+    To plan a large step takes a second, and kernels for recurrent layers take several to compile and to time.
+
+    Only on a GPU, and only where the fusion pass would leave it so for a while in any case: `tune="fast"`. Not if it
+    may need more memory than there is, nor under a budget of the user's; nor if it draws random numbers, with which
+    another graph would not go on.
+    """
+    options, budget = engine.options, engine.budget
+    if not (engine.stitches and engine.target.is_gpu and (engine.replaces or budget is not None)):
+        return False
+    if not options.observe or options.fusion.tune != "fast" or engine.must_fit:
+        return False
+    try:
+        return not trace.draws and (budget is None or trace.surely_fits(budget))
+    except Exception:  # whatever it is, it is told where the trace is planned at once
+        return False
 
 
 def start(job: Job) -> Move[State]:
@@ -111,23 +140,3 @@ def _unobserved(engine: Engine, name: str, known: bool) -> list[str]:
         cure = "set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported, or pass observe=False"
         engine.notices.warn("observe", f"tfmem: {name}: {notes[-1]}, so that the plan rests on estimates; {cure}")
     return notes
-
-
-def can_wait(engine: Engine, trace: Trace) -> bool:
-    """Whether a trace may run as it was given for a while.
-
-    To plan a large step takes a second, and kernels for recurrent layers take several to compile and to time.
-
-    Only on a GPU, and only where the fusion pass would leave it so for a while in any case: `tune="fast"`. Not if it
-    may need more memory than there is, nor under a budget of the user's; nor if it draws random numbers, with which
-    another graph would not go on.
-    """
-    options, budget = engine.options, engine.budget
-    if not (engine.stitches and engine.target.is_gpu and (engine.replaces or budget is not None)):
-        return False
-    if not options.observe or options.fusion.tune != "fast" or engine.must_fit:
-        return False
-    try:
-        return not trace.draws and (budget is None or trace.surely_fits(budget))
-    except Exception:  # whatever it is, it is told where the trace is planned at once
-        return False

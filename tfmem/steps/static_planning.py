@@ -87,7 +87,7 @@ def within_budget(
     Raises:
         InfeasibleBudgetError: no plan meets the budget, or planning failed and the step may need more than the budget.
     """
-    found = engine.unlimited(name)
+    found = engine.unplanned(name)
     if engine.budget is None:
         return unplanned, found
     step = None

@@ -5,7 +5,7 @@ Code compares these values and never their words.
 
 from __future__ import annotations
 
-from enum import Enum, StrEnum
+from enum import StrEnum
 
 
 class Decision(StrEnum):
@@ -41,27 +41,36 @@ class Fusion(StrEnum):
     LEFT = "left"
 
 
-class NotStitched(Enum):
-    """Why a step runs without its regions where the fusion pass was not tried; see `why` and `cure`."""
+class FusionWhy(StrEnum):
+    """Why a step runs stitched, or does not; where times or an error say it, the report has a sentence of its own."""
 
-    PLANNED = (
-        "left as it was: a plan for the memory budget runs in its place",
-        "give a memory_budget under which nothing has to move",
-    )
-    TRACED = (
-        "not stitched: more of the function is still to be traced",
-        "pass the tf.function itself to tfmem.optimize",
-    )
+    UNDECIDED = "not decided yet: it runs as it was"
+    MEANWHILE = "not decided yet: it runs as it was, while it is planned and kernels for its recurrent layers are made"
+    BY_MODEL = "stitched, as the model has it: nothing was timed"
+    UNTUNED = "stitched, as the model has it: tune='off'"
+    DETERMINISTIC = "stitched, as the model has it: op determinism is on"
+    NOTHING = "nothing to stitch"
+    PLANNED = "left as it was: a plan for the memory budget runs in its place"
+    TRACED = "not stitched: more of the function is still to be traced"
+    DISTRIBUTED = "left as it was: it runs under a distribution strategy"
+    FAILED = "left as it was: stitching failed"
+    XLA_ASKED = "left to XLA, which the function asks for"
+    XLA_UNTIMED = "left to XLA: nothing can be timed"
 
     @property
-    def why(self) -> str:
-        """The reason, in words."""
-        return self.value[0]
+    def state(self) -> Fusion:
+        """Whether the step runs stitched."""
+        if self in (FusionWhy.UNDECIDED, FusionWhy.MEANWHILE):
+            return Fusion.UNDECIDED
+        stitched = self in (FusionWhy.BY_MODEL, FusionWhy.UNTUNED, FusionWhy.DETERMINISTIC)
+        return Fusion.STITCHED if stitched else Fusion.LEFT
 
     @property
     def cure(self) -> str:
-        """What the user can do, in words."""
-        return self.value[1]
+        """What the user can do to have the step stitched, in words; "" if nothing."""
+        if self is FusionWhy.PLANNED:
+            return "give a memory_budget under which nothing has to move"
+        return "pass the tf.function itself to tfmem.optimize" if self is FusionWhy.TRACED else ""
 
 
 class Xla(StrEnum):

@@ -12,13 +12,14 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.analysis.cost import device as profiles
+from graph_passes.decision import FusionWhy
 from graph_passes.passes.recurrent.apply import RecurrentPlan
 from tests.tf.stitched_steps import close, values
 from tfmem.api import make_engine
 from tfmem.devices import Target
 from tfmem.kernels import replace_recurrent as recurrent
 from tfmem.runtime.settings import Settings
-from tfmem.steps import managed_step, planning
+from tfmem.steps import planning
 from tfmem.steps.planning import can_wait
 from tfmem.steps.trace import Trace
 
@@ -81,7 +82,7 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     for _ in range(3):  # they are being made
         np.testing.assert_array_equal(step(x), plain.step(x))
     report = tfmem.report(step)
-    assert report.fusion == managed_step.MEANWHILE
+    assert report.fusion == FusionWhy.MEANWHILE
     assert not report.replaced
     asked["allowed"].set()
     step_in(step).wait()
@@ -90,7 +91,7 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     close(values(net.variables), values(plain.variables))
     report = tfmem.report(step)
     assert len(report.replaced) == 1, report
-    assert report.fusion != managed_step.MEANWHILE
+    assert report.fusion != FusionWhy.MEANWHILE
 
 
 def test_while_a_step_is_observed_the_report_says_so(asked: dict[str, threading.Event]) -> None:

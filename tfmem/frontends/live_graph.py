@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from graph_passes import pipeline
-from graph_passes.decision import NotStitched
+from graph_passes.decision import FusionWhy
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
@@ -159,9 +159,9 @@ def _replace_layers(graph: Any, editor: LiveEditor, engine: Engine, fetches: Seq
 def _stitched(graph: Any, editor: LiveEditor, engine: Engine, fetches: Sequence[str], found: Report) -> Report:
     """Stitch regions in place, where nothing moves and nothing more of the graph is to come; the report of both."""
     if found.transfers:
-        return unstitched(found, engine, NotStitched.PLANNED)
+        return unstitched(found, engine, FusionWhy.PLANNED)
     if graph.building_function:
-        return unstitched(found, engine, NotStitched.TRACED)
+        return unstitched(found, engine, FusionWhy.TRACED)
     read = _read(graph, engine.options.input_shapes)
     feeds = [node.name for node in read if node.op.startswith("Placeholder")]
     roots = unique([*(parse_input(name)[0].node for name in fetches), *sinks(read)])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from custom_ops.background import go_on
-from graph_passes.decision import Fusion, NotStitched
+from graph_passes.decision import Fusion, FusionWhy
 from graph_passes.graph.source import Source
 from graph_passes.passes.fuse.plan import Needs, Stitching, fault
 from graph_passes.pipeline import Phase, run_passes
@@ -18,9 +18,6 @@ from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.grappler import run_grappler
 from tfmem.kernels.fusion_needs import fusion_needs, stitching
 from tfmem.runtime.engine import Engine
-
-BY_MODEL = "stitched, as the model has it: nothing was timed"
-NOTHING = "nothing to stitch"
 
 # Those of which it is known that TF32's kernels want channels last.
 _CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
@@ -119,11 +116,11 @@ def with_regions(report: Report, done: Stitching, why: str) -> Report:
 def unobserved(report: Report, done: Stitching) -> Report:
     """`report` of a graph that nobody runs here, so that its regions cannot be timed."""
     if not done.regions:
-        return replace(with_regions(report, done, NOTHING), fusion_state=Fusion.LEFT)
-    return with_regions(with_decision(report), done, BY_MODEL)
+        return replace(with_regions(report, done, FusionWhy.NOTHING), fusion_state=Fusion.LEFT)
+    return with_regions(with_decision(report), done, FusionWhy.BY_MODEL)
 
 
-def unstitched(report: Report, engine: Engine, reason: NotStitched) -> Report:
+def unstitched(report: Report, engine: Engine, reason: FusionWhy) -> Report:
     """`report` of a step that is not stitched; a user who asked for it is told.
 
     Args:
@@ -132,10 +129,15 @@ def unstitched(report: Report, engine: Engine, reason: NotStitched) -> Report:
         reason: why.
     """
     if "fusion" in (engine.options.passes or ()):
-        told = f"tfmem: {report.graph} was to be stitched, and is {reason.why}; {reason.cure}; see tfmem.report(...)"
+        told = f"tfmem: {report.graph} was to be stitched, and is {reason}; {reason.cure}; see tfmem.report(...)"
         engine.notices.warn("fusion", told)
     notes = (*report.notes, f"to have it stitched, {reason.cure}")
-    return replace(report, fusion=reason.why, fusion_state=Fusion.LEFT, notes=notes)
+    return replace(with_fusion(report, reason), notes=notes)
+
+
+def with_fusion(report: Report, why: FusionWhy) -> Report:
+    """`report`, saying why the step runs stitched or not."""
+    return replace(report, fusion=why, fusion_state=why.state)
 
 
 def with_decision(report: Report) -> Report:

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from custom_ops.background import go_on
 from custom_ops.timing.remembered import Remembered
-from graph_passes.decision import Decision, Fusion, NotStitched, Xla
-from graph_passes.report import UNDECIDED, Report
+from graph_passes.decision import Decision, Fusion, FusionWhy, Xla
+from graph_passes.report import Report
 from tfmem.capture.captured import Captured
 from tfmem.capture.concrete_function import (
     RestoredFunction,
@@ -35,7 +35,7 @@ from tfmem.capture.concrete_function import (
 from tfmem.devices import conditions, is_deterministic
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
-from tfmem.steps.after_grappler import BY_MODEL, NOTHING, stitched, unstitched, with_decision, with_regions
+from tfmem.steps.after_grappler import stitched, unstitched, with_decision, with_fusion, with_regions
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Move
 from tfmem.steps.random_streams import StepGraphs
@@ -46,8 +46,6 @@ from tfmem.steps.work import Work
 from tfmem.timing.ab_timing import Slices, Times, Turns
 from tfmem.timing.choices import choices, key_of
 
-AS_IT_WAS = f"{UNDECIDED}: it runs as it was"
-LEFT_TO_XLA = "left to XLA, which the function asks for"
 SLICE = 1.0  # seconds that one call may be held up by timing
 PATIENT = 60.0  # the limit where the user asked for timing
 
@@ -83,7 +81,7 @@ class Found:
 
     report: Report
     rivals: Rivals | None = None
-    why: str = NOTHING
+    why: str = FusionWhy.NOTHING
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Fuser:
         if found.regions:
             return Found(report, self._rivals(plain, captured))
         faults = [region.reason for region in found.kept if region.warned]
-        return Found(report, why=f"left as it was: {faults[0]}" if faults else NOTHING)
+        return Found(report, why=f"left as it was: {faults[0]}" if faults else FusionWhy.NOTHING)
 
     def _rivals(self, plain: Captured, captured: Captured) -> Rivals:
         graphs = self.graphs or self.trace.drawing()
@@ -154,11 +152,12 @@ class Fuser:
         return Move(event, Settled(**_shared(state, fusion=str(why), fusion_state=Fusion.LEFT)))
 
     def stitched(self, state: State, rivals: Rivals, why: object, event: Event = Event.STAYS) -> Move[State]:
-        """The step runs stitched from now on; what ran before is kept, for its random numbers go on."""
+        """The step runs stitched from now on."""
         report = replace(with_decision(state.report), fusion=str(why), fusion_state=Fusion.STITCHED)
         if self.with_xla:
             report = replace(report, jit_compile=Xla.STITCHED)
-        kept = (*state.kept, state.function)
+        # Random numbers go on: what ran is kept, unless its successor runs before the call that decides returns.
+        kept = (*state.kept, state.function) if isinstance(state, Placed) else state.kept
         return Move(event, Settled(function=rivals.function, report=report, notes=state.notes, kept=kept))
 
     def failed(self, state: State, error: Exception, doing: str, why: str) -> Move[State]:
@@ -188,31 +187,31 @@ def fuse(job: Job, state: Placed) -> Move[State]:
             return Move(Event.FAULT, Failed(**_shared(state)))
         return Move(Event.STAYS, Settled(**_shared(state)))
     if not state.as_it_was:
-        report = unstitched(state.report, engine, NotStitched.PLANNED)
+        report = unstitched(state.report, engine, FusionWhy.PLANNED)
         return Move(Event.STAYS, Settled(**_shared(replace(state, report=report))))
     options = engine.options
     timed = options.observe and options.fusion.tune != "off"
     with_xla = trace.jit_compile and not trace.replacements.matches
     fuser, state = Fuser(engine, trace, with_xla), replace(state, function=trace.base)
     if with_xla and (not timed or options.fusion.tune != "full" or asks_for_xla(trace.concrete)):
-        return fuser.settled(state, LEFT_TO_XLA)
+        return fuser.settled(state, FusionWhy.XLA_ASKED)
     if is_distributed(trace.concrete):
-        return fuser.settled(state, "left as it was: it runs under a distribution strategy")
+        return fuser.settled(state, FusionWhy.DISTRIBUTED)
     try:
         if timed and trace.draws:  # steps before and after the choice go on with the same random numbers
             graphs = trace.drawing()
             fuser = replace(fuser, graphs=graphs)
             state = replace(state, function=graphs.unmoved(state.function, with_xla))
     except Exception as error:
-        return fuser.failed(state, error, "stitching", "left as it was: stitching failed")
+        return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     if timed and options.fusion.tune == "fast":
-        report = replace(state.report, fusion=AS_IT_WAS, fusion_state=Fusion.UNDECIDED)
+        report = with_fusion(state.report, FusionWhy.UNDECIDED)
         work: Work[Found] = Work(partial(fuser.plan, report), "tfmem fusion")
         return Move(Event.THREAD, Fusing(**_shared(replace(state, report=report)), fuser=fuser, work=work))
     try:
         found = fuser.plan(state.report)
     except Exception as error:  # whatever it is, the step runs as it was
-        return fuser.failed(state, error, "stitching", "left as it was: stitching failed")
+        return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     return decide(fuser, state, found)
 
 
@@ -220,7 +219,7 @@ def planned(state: Fusing) -> Move[State]:
     """What follows once the thread has planned."""
     if state.work.result is None:
         error = state.work.error or RuntimeError("planning ended without a result")
-        return state.fuser.failed(state, error, "stitching", "left as it was: stitching failed")
+        return state.fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     return decide(state.fuser, state, state.work.result)
 
 
@@ -231,15 +230,15 @@ def decide(fuser: Fuser, state: State, found: Found) -> Move[State]:
     if rivals is None:
         return fuser.settled(state, found.why)
     if fuser.with_xla and (is_deterministic() or rivals.noticed):
-        return fuser.settled(state, "left to XLA: nothing can be timed")
+        return fuser.settled(state, FusionWhy.XLA_UNTIMED)
     if options.fusion.tune == "off":
-        return fuser.stitched(state, rivals, "stitched, as the model has it: tune='off'")
+        return fuser.stitched(state, rivals, FusionWhy.UNTUNED)
     if is_deterministic():
-        return fuser.stitched(state, rivals, "stitched, as the model has it: op determinism is on")
+        return fuser.stitched(state, rivals, FusionWhy.DETERMINISTIC)
     if (times := fuser.known.find(rivals.key)) is not None:
         return fuser.chosen(state, rivals, times, "; known from the cache", Event.STAYS)
     if not options.observe:
-        return fuser.stitched(state, rivals, BY_MODEL)
+        return fuser.stitched(state, rivals, FusionWhy.BY_MODEL)
     turns = Turns() if rivals.noticed else None
     return Move(Event.TIMED, Contest(**_shared(state), fuser=fuser, rivals=rivals, turns=turns))
 

@@ -10,14 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from graph_passes.decision import Fusion
-from graph_passes.report import UNDECIDED, Report
+from graph_passes.decision import FusionWhy
+from graph_passes.report import Report
 from tfmem.capture.concrete_function import call_traced, is_recorded
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.out_of_memory import SUSPECTS
 from tfmem.runtime.progress import shown
 from tfmem.steps import contest, measuring
-from tfmem.steps.contest import AS_IT_WAS, fuse, take_turn
+from tfmem.steps.after_grappler import with_fusion
+from tfmem.steps.contest import fuse, take_turn
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles
 from tfmem.steps.phases import Event, Machine, Move, Phase
@@ -27,8 +28,6 @@ from tfmem.steps.settling import left
 from tfmem.steps.states import Checking, Contest, Fusing, Placed, Planning, Probed, State, Trying, Warming
 from tfmem.steps.trace import Trace
 from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
-
-MEANWHILE = f"{UNDECIDED}: it runs as it was, while it is planned and kernels for its recurrent layers are made"
 
 _runs = itertools.count(1)
 
@@ -83,12 +82,12 @@ class ManagedStep:
         if isinstance(state := self._state, Placed):
             self._move(fuse(self._job, state))
 
-    def _take_over(self) -> None:
-        """Go on with what a thread has planned, once it has."""
+    def _take_over(self) -> State:
+        """The state, once what a thread has planned was gone on with, if it has."""
         with self._lock:
             state = self._state
             if not isinstance(state, Planning) or not state.work.done:
-                return
+                return state
             if state.work.result is not None:
                 self._move(state.work.result)
             else:
@@ -98,6 +97,7 @@ class ManagedStep:
                 report = replace(state.report, notes=notes)
                 self._move(left(job, replace(state, report=report), Event.FAULT))
             self._go_on()
+            return self._state
 
     @property
     def phase(self) -> Phase:
@@ -111,9 +111,9 @@ class ManagedStep:
         if isinstance(state, Fusing) and state.work.result is not None:
             return state.work.result.report
         if isinstance(state, Planning):
-            return replace(state.report, fusion=MEANWHILE, fusion_state=Fusion.UNDECIDED)
+            return with_fusion(state.report, FusionWhy.MEANWHILE)
         if self._job.engine.stitches and isinstance(state, Probed | Checking | Placed):
-            return replace(state.report, fusion=AS_IT_WAS, fusion_state=Fusion.UNDECIDED)
+            return with_fusion(state.report, FusionWhy.UNDECIDED)
         return state.report
 
     @property
@@ -140,9 +140,11 @@ class ManagedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        if isinstance(self._state, Planning):
-            self._take_over()
-        state = self._state
+        state = self._machine.state
+        if state.phase.is_final:
+            return call_traced(state.function, args, kwargs)
+        if isinstance(state, Planning):
+            state = self._take_over()
         if isinstance(state, Planning):
             result = call_traced(state.function, args, kwargs)
             state.work.begin()

@@ -9,7 +9,7 @@ from typing import TypeVar
 from graph_passes import pipeline
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.memory.workspace import squeezed
-from graph_passes.decision import NotStitched
+from graph_passes.decision import FusionWhy
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
@@ -119,7 +119,7 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     given = _GraphDefStep(captured, engine, fetches)
     edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured, bool(replacements.matches))
     if engine.stitches and found.transfers:
-        found = unstitched(found, engine, NotStitched.PLANNED)
+        found = unstitched(found, engine, FusionWhy.PLANNED)
     elif engine.stitches:
         edited, found = _stitched(captured, engine, found, fetches)
     engine.notices.warn_of_kept("GraphDef", replacements)

@@ -164,7 +164,7 @@ def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: 
         def _probed(self, state: Any, *_: Any) -> tuple[bool, Any]:
             following = Move(Event.NEXT, trial(1))
             if len(state.search.trials) == 1:
-                following = Move(Event.UNWATCHED, Placed(function=settled, report=report, as_it_was=True))
+                following = Move(Event.UNWATCHED, Placed(function=settled, report=report, unchanged=True))
             self._move(following)
             return False, None
 

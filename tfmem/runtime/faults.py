@@ -101,7 +101,7 @@ def left_alone(engine: Engine, report: Report, error: TfmemError, replaced: bool
     Args:
         engine: budget, and what the user is told.
         report: of the step without a budget.
-        error: one of `NOT_PLANNABLE`, as it was caught; raised again if the user gave a budget.
+        error: one of `NOT_PLANNABLE`; raised again if the user gave a budget.
         replaced: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
     """
     if engine.must_fit:

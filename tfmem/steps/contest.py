@@ -1,8 +1,8 @@
 """A step that meets its budget without a plan, or has none: it runs so until it is known whether stitched it is faster.
 
 off     the first call plans by the model, and every call runs stitched
-fast    calls run as they were while a thread plans, once one has run; then some of them time both, a slice of a
-        second each
+fast    calls run without regions while a thread plans, once one has run; then some of them time both, a slice of
+        a second each
 full    the first call plans and times
 
 Timing is on copies. Where a step cannot run on copies, its next calls run the one and the other in turn.
@@ -56,8 +56,8 @@ class Rivals:
 
     Attributes:
         function: runs stitched.
-        given, stitched: what is timed, as it was (with XLA, if that would run it) and stitched; they draw no random
-            number that the step would.
+        given, stitched: what is timed, without regions (with XLA, if that would run it) and with them; they draw no
+            random number that the step would.
         noticed: why nothing can be timed; else empty.
         key: of the choice in the cache.
     """
@@ -91,7 +91,7 @@ class Timed:
     Attributes:
         times: seconds of both.
         how: where they are from, as words that follow.
-        beside_xla: whether the step as it was ran with XLA.
+        beside_xla: whether the step without regions ran with XLA.
     """
 
     times: Times
@@ -186,7 +186,7 @@ def fuse(job: Job, state: Placed) -> Move[State]:
         if state.report.decision is Decision.FAILED:
             return Move(Event.FAULT, Failed(**_shared(state)))
         return Move(Event.STAYS, Settled(**_shared(state)))
-    if not state.as_it_was:
+    if not state.unchanged:
         report = unstitched(state.report, engine, FusionWhy.PLANNED)
         return Move(Event.STAYS, Settled(**_shared(replace(state, report=report))))
     options = engine.options
@@ -210,7 +210,7 @@ def fuse(job: Job, state: Placed) -> Move[State]:
         return Move(Event.THREAD, Fusing(**_shared(replace(state, report=report)), fuser=fuser, work=work))
     try:
         found = fuser.plan(state.report)
-    except Exception as error:  # whatever it is, the step runs as it was
+    except Exception as error:  # whatever it is, the step runs without regions
         return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     return decide(fuser, state, found)
 
@@ -258,7 +258,7 @@ def contest(state: Contest, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         if fuser.with_xla:
             return fuser.settled(state, f"left to XLA: nothing can be timed, since {error}", Event.CLEAR)
         return Move(Event.UNCLEAR, replace(state, turns=Turns()))
-    except tf.errors.OpError as error:  # the step itself may be what fails: then it does so next, as it was
+    except tf.errors.OpError as error:  # the step itself may be what fails: then it does so next, unchanged
         return fuser.settled(state, _failing(error), Event.CLEAR)
     except Exception as error:
         return fuser.failed(state, error, "timing", _failing(error))

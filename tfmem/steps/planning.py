@@ -11,7 +11,7 @@ from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import Known
 from tfmem.steps.phases import Event, Move
-from tfmem.steps.settling import left, left_as_it_was, next_trial, probed, settle
+from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle
 from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming
 from tfmem.steps.trace import Trace
 from tfmem.steps.work import Work
@@ -66,7 +66,7 @@ def start(job: Job) -> Move[State]:
     except Exception as error:
         if not is_fault(error, reading):
             raise
-        return job.told(left_as_it_was(job, state, error, job.trace.estimated_peak()))
+        return job.told(left_unchanged(job, state, error, job.trace.estimated_peak()))
 
 
 def _with_layers(job: Job) -> Given:

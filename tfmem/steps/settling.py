@@ -59,7 +59,7 @@ def choose(job: Job, state: State, search: Search) -> Move[State]:
 
 
 def settle(job: Job, state: State, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> Move[State]:
-    """`plan` becomes final. Without moves the trace stays as it was, unless its order is part of what was tried."""
+    """`plan` becomes final. Without moves the trace stays unchanged, unless its order is part of what was tried."""
     function = job.build(timeline, plan) if plan.moves or force else job.trace.unmoved()
     report = job.describe(timeline, plan, state.notes, function)
     state = replace(state, function=function, report=report)
@@ -80,15 +80,15 @@ def settle(job: Job, state: State, timeline: Timeline, plan: OffloadPlan, force:
 
 def left(job: Job, state: State, event: Event = Event.UNWATCHED) -> Move[State]:
     """What runs in `state` is all that there is to be done about memory."""
-    as_it_was = state.function is job.trace.base
+    unchanged = state.function is job.trace.base
     placed = Placed(
-        function=state.function, report=state.report, notes=state.notes, kept=state.kept, as_it_was=as_it_was
+        function=state.function, report=state.report, notes=state.notes, kept=state.kept, unchanged=unchanged
     )
     return Move(event, placed)
 
 
-def left_as_it_was(job: Job, state: State, error: Exception, peak: int | None) -> Move[State]:
-    """The step runs as it was, because of a fault; what it takes is watched.
+def left_unchanged(job: Job, state: State, error: Exception, peak: int | None) -> Move[State]:
+    """The step runs unchanged, because of a fault; what it takes is watched.
 
     Args:
         job: the trace.
@@ -118,7 +118,7 @@ def keep(job: Job, state: Probed, error: Exception) -> Move[State]:
     """The best of what ran stays, because nothing else can be planned.
 
     Raises:
-        InfeasibleBudgetError: nothing ran but dry runs, and what they tried cannot be made; see `left_as_it_was`.
+        InfeasibleBudgetError: nothing ran but dry runs, and what they tried cannot be made; see `left_unchanged`.
     """
     if is_fault(error):
         note: str = job.noted(error, "planning by measurement", "the best plan that ran stays")
@@ -133,7 +133,7 @@ def keep(job: Job, state: Probed, error: Exception) -> Move[State]:
             function = job.build(search.timeline, state.plan)  # without probes
         except Exception:
             if search.dry_run:
-                return left_as_it_was(
+                return left_unchanged(
                     job, state, fault, search.seen.peak if search.seen else job.trace.estimated_peak()
                 )
             function = state.function  # with probes, it runs as well

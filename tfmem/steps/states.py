@@ -64,7 +64,7 @@ class Search:
     """What is known while a plan is looked for.
 
     Attributes:
-        timeline: the step, by estimate or as it was measured.
+        timeline: the step, by estimate or by measurement.
         first: the plan that was observed, or is to be: also what is left when every trial runs out of memory.
         firsts: what else may be run first, where that runs out of memory; it goes on where it stopped.
         known: profiles of the step.
@@ -134,7 +134,7 @@ class Checking(State):
     """What was chosen runs as it will stay, and is watched.
 
     Attributes:
-        timeline, plan: what it was planned by, and the plan; None where a fault left the step as it was.
+        timeline, plan: what it was planned by, and the plan; None where a fault left the step unchanged.
         peaks: bytes that its calls took.
         uncounted: bytes of the plan's buffers that the allocator does not count.
         replans: tighter plans that were made by now.
@@ -153,11 +153,11 @@ class Placed(State):
     """Memory is settled.
 
     Attributes:
-        as_it_was: whether nothing moves, and ops run in TensorFlow's order.
+        unchanged: whether nothing moves, and ops run in TensorFlow's order.
     """
 
     phase = Phase.PLACED
-    as_it_was: bool
+    unchanged: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +203,6 @@ class Settled(State):
 
 @dataclass(frozen=True, kw_only=True)
 class Failed(State):
-    """What runs is final: the step as it was, because of a fault."""
+    """What runs is final: the step unchanged, because of a fault."""
 
     phase = Phase.FAILED

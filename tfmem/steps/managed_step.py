@@ -25,10 +25,23 @@ from tfmem.steps.phases import Event, Machine, Move, Phase
 from tfmem.steps.planning import begin
 from tfmem.steps.random_streams import Draws
 from tfmem.steps.settling import left
-from tfmem.steps.states import Checking, Contest, Fusing, Placed, Planning, Probed, State, Trying, Warming
+from tfmem.steps.states import (
+    Checking,
+    Contest,
+    Failed,
+    Fusing,
+    Placed,
+    Planning,
+    Probed,
+    Settled,
+    State,
+    Trying,
+    Warming,
+)
 from tfmem.steps.trace import Trace
 from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
 
+_FINAL = (Settled, Failed)
 _runs = itertools.count(1)
 
 
@@ -141,7 +154,7 @@ class ManagedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
         state = self._machine.state
-        if state.phase.is_final:
+        if isinstance(state, _FINAL):  # the only way that is walked for good, so it is short
             return call_traced(state.function, args, kwargs)
         if isinstance(state, Planning):
             state = self._take_over()

@@ -30,35 +30,25 @@ def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Mo
         samples: what its probes read; None if another call was measured meanwhile.
         flow: the op library's counters before and after.
     """
-    move = _learned(job, state, samples, flow)
-    if not isinstance(move, Move):
-        try:
-            return job.told(_after(job, move))
-        except Exception as error:
-            return job.told(keep(job, move, error))
-    return job.told(move)
-
-
-def _learned(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Move[State] | Probed:
-    """The move that follows at once, or what is known now."""
+    if isinstance(state, Warming) and not state.search.observed:
+        return Move(Event.RAN, Observing(**vars(state)))
+    if isinstance(state, Trying) and samples is not None and not state.warm and job.is_gpu:
+        return Move(Event.RAN, replace(state, warm=True))
+    known = state
     try:
-        if isinstance(state, Warming) and not state.search.observed:
-            return Move(Event.RAN, _observing(state))
         if samples is None:
-            return _disturbed(job, state)
-        if isinstance(state, Observing):
-            return _observed(job, state, samples, flow)
-        if isinstance(state, Trying):
-            if not state.warm and job.is_gpu:
-                return Move(Event.RAN, replace(state, warm=True))
-            return _tried(job, state, samples, flow)
-        return state
+            return job.told(_disturbed(job, state))
+        known = _learned(job, state, samples, flow)
+        return job.told(_after(job, known))
     except Exception as error:
-        return keep(job, state, error)
+        return job.told(keep(job, known, error))
 
 
-def _observing(state: Warming) -> Observing:
-    return Observing(**vars(state))
+def _learned(job: Job, state: Probed, samples: list[Sample], flow: Flow) -> Probed:
+    """`state` with what the probes read; of a first plan whose costs a profile told, nothing."""
+    if isinstance(state, Observing):
+        return _observed(job, state, samples, flow)
+    return _tried(state, samples, flow) if isinstance(state, Trying) else state
 
 
 def _observed(job: Job, state: Observing, samples: list[Sample], flow: Flow) -> Observing:
@@ -72,7 +62,7 @@ def _observed(job: Job, state: Observing, samples: list[Sample], flow: Flow) -> 
     return replace(state, search=replace(search, timeline=timeline, seen=timeline))
 
 
-def _tried(job: Job, state: Trying, samples: list[Sample], flow: Flow) -> Trying:
+def _tried(state: Trying, samples: list[Sample], flow: Flow) -> Trying:
     """`state` with the trial that ran."""
     search = state.search
     seen = observe(search.timeline, state.plan.moves, samples, state.plan.paddings)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graph_passes.decision import Decision, Fusion
+from graph_passes.decision import Decision, Fusion, Xla
 
 FORMAT = 1
 UNCHANGED_FITS, UNCHANGED_OVER = Decision.FITS, Decision.OVER
@@ -116,8 +116,7 @@ class Report:
         curve_before: (op, bytes in use while it runs) in execution order, as given.
         curve_after: the same for the optimised graph: measured where it ran, else planned.
         notes: what was left alone and why, replans, and anything else the user should know.
-        jit_compile: what became of XLA, and why; empty where it played no part.
-        xla_lost: whether XLA would have run the step, and does not.
+        jit_compile: what became of XLA, and why; an `Xla`, or its value, empty where it played no part.
         replaced: recurrent layers that now run as one kernel, a line for each.
         not_replaced: loops that stay as they were, and why.
         regions: ops that run as one where the step runs stitched, and would elsewhere.
@@ -152,8 +151,7 @@ class Report:
     curve_before: MemoryCurve = ()
     curve_after: MemoryCurve = ()
     notes: tuple[str, ...] = ()
-    jit_compile: str = ""
-    xla_lost: bool = False
+    jit_compile: Xla = Xla.NO_PART
     replaced: tuple[str, ...] = ()
     not_replaced: tuple[str, ...] = ()
     regions: tuple[RegionRecord, ...] = ()
@@ -167,9 +165,15 @@ class Report:
     def __post_init__(self) -> None:
         object.__setattr__(self, "decision", Decision(self.decision))
         object.__setattr__(self, "fusion_state", Fusion(self.fusion_state))
+        object.__setattr__(self, "jit_compile", Xla(self.jit_compile))
 
     def __str__(self) -> str:
         return self.to_text()
+
+    @property
+    def xla_lost(self) -> bool:
+        """Whether XLA would have run the step, and does not."""
+        return self.jit_compile.is_lost
 
     @property
     def running(self) -> tuple[RegionRecord, ...]:
@@ -337,6 +341,7 @@ def _shortened(name: str, width: int = 40) -> str:
 
 
 def _report(data: dict[str, Any]) -> Report:
+    data.pop("xla_lost", None)  # `jit_compile` tells
     return Report(**{name: _restored(name, value) for name, value in data.items()})
 
 

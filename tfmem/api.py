@@ -29,7 +29,11 @@ from tfmem.frontends.function import OptimizedFunction
 from tfmem.frontends.keras import ModelFunctions, optimize_model
 from tfmem.frontends.live_graph import REPORT, optimize_live
 from tfmem.options import Budget, Options, merged
+from tfmem.runtime.device_memory import DeviceMemory
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.measured_call import Meter
+from tfmem.runtime.notices import Notices
+from tfmem.runtime.settings import Settings
 from tfmem.steps.managed_step import ManagedStep
 from tfmem.steps.static_planning import plan_graph_def
 
@@ -93,6 +97,18 @@ def optimize(
         output = directory("output", output)
     called = hasattr(x, "get_concrete_function") or keras_functions.is_keras_model(x)
     engine = make_engine(merged(options, memory_budget, policy, **changes), called)
+    return optimize_with(engine, x, fetches, feeds, output)
+
+
+def optimize_with(
+    engine: Engine, x: Any, fetches: Sequence[str] = (), feeds: Sequence[str] = (), output: str | None = None
+) -> Any:
+    """`optimize`, with what `make_engine` makes of the options; the arguments are checked.
+
+    Args:
+        engine: the options, on a device.
+        x, fetches, feeds, output: see `optimize`.
+    """
     if isinstance(x, str | os.PathLike):
         return _optimize_saved_model(os.fspath(x), output, engine)
     if isinstance(x, tf.Graph):
@@ -190,13 +206,19 @@ def make_engine(options: Options, called: bool = False) -> Engine:
     if mechanism not in ("auto", *(("copy", "managed") if target.is_gpu else ("file",))):
         allowed = "'copy', 'managed'" if target.is_gpu else "'file'"
         raise OptionsError(f"{target.name} does not support mechanism='{mechanism}'; use {allowed} or 'auto'")
-    link = MeasuredLink(target, ops, options.offload.spill_directory)
     asked = options.passes is not None or options.recurrent != RecurrentOptions()
-    engine = Engine(options, ops, target, link, asked, called)
-    _ = engine.budget  # raises for a budget that is none
+    memory = DeviceMemory(ops, target, options.offload)
+    engine = Engine(
+        **vars(Settings.of(options, target, memory.counts, called)),
+        library=ops,
+        memory=memory,
+        meter=Meter(ops, target),
+        link=MeasuredLink(target, ops, options.offload.spill_directory),
+        notices=Notices(asked),
+    )
     if options.memory_budget is not None and "offload" not in engine.passes:
         given = f"memory_budget={options.memory_budget!r}"
-        engine.warn("offload", f"tfmem: {given} has no effect without 'offload' in passes={options.passes!r}")
+        engine.notices.warn("offload", f"tfmem: {given} has no effect without 'offload' in passes={options.passes!r}")
     return engine
 
 
@@ -227,7 +249,7 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
             if not reports:
                 raise error
             more = f" ({len(without_gradient) - 1} more are, too)" if len(without_gradient) > 1 else ""
-            engine.warn("not planned", f"tfmem: {name} of '{path}' stays unchanged{more}: {error}")
+            engine.notices.warn("not planned", f"tfmem: {name} of '{path}' stays unchanged{more}: {error}")
 
     target = os.fspath(output) if output is not None else path.rstrip("/") + "_tfmem"
     saved_model.optimize_saved_model(path, target, rewrite, tell)
@@ -236,7 +258,7 @@ def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engi
         if not any(changed) and found.decision is not Decision.FAILED:  # a warning told of that
             why = "it was optimised before" if Path(path, REPORT_FILE).is_file() else found.decision
             note = f"no function of it was changed ({why}): '{target}' is a copy of '{path}'"
-            engine.warn("copy", f"tfmem: {note}; see tfmem.report('{target}')")
+            engine.notices.warn("copy", f"tfmem: {note}; see tfmem.report('{target}')")
             found = replace(found, notes=(*found.notes, note))
         file = Path(target, REPORT_FILE)
         file.parent.mkdir(exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from numbers import Integral, Real
@@ -25,6 +25,7 @@ _KERNEL_FLAGS = (
     *("CUDNN_", "DNNL_", "NVIDIA_TF32", "ONEDNN_", "OMP_", "TF_CUDNN_", "TF_DETERMINISTIC", "TF_ENABLE_"),
     *("TF_FORCE_", "TF_GPU_", "TF_NUM_", "TF_USE_", "TF_XLA_FLAGS"),
 )
+_EXPECTED = 'bytes, a text such as "10GiB", or a fraction of at most 1.0'
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -123,6 +124,29 @@ def default_passes(options: Options, timed: bool) -> tuple[PassName, ...]:
     return ("recurrent", "fusion", "offload") if fuses else ("recurrent", "offload")
 
 
+def passes_of(options: Options, timed: bool) -> tuple[PassName, ...]:
+    """The passes that run: the user's, or the default ones; see `default_passes`."""
+    return default_passes(options, timed) if options.passes is None else options.passes
+
+
+def budget_of(options: Options, passes: Collection[str], memory: int, limited: bool) -> tuple[int | None, bool]:
+    """The bytes that a step may use, None for no limit; and whether the user gave them.
+
+    Args:
+        options: the user's.
+        passes: those that run.
+        memory: bytes of the device.
+        limited: whether that is the limit where the user gives none.
+
+    Raises:
+        InvalidBudgetError: see `parse_budget`.
+    """
+    given = parse_budget(options.memory_budget, memory)
+    if "offload" not in passes:
+        return None, False
+    return (memory if limited else None, False) if given is None else (given, True)
+
+
 def _passes(given: object) -> tuple[Any, ...]:
     known = get_args(PassName)
     passes = series("passes", given, f"a tuple of passes; there are: {', '.join(known)}")
@@ -186,28 +210,33 @@ def parse_budget(budget: Budget, device_memory: int) -> int | None:
     """
     if budget is None:
         return None
-    given, expected = f"memory_budget={shown(budget)}", 'bytes, a text such as "10GiB", or a fraction of at most 1.0'
     size: Any
     if isinstance(budget, str):
         if (parsed := _parsed(budget)) is None:
-            raise InvalidBudgetError(f"{given} is not a size; expected {expected}")
+            raise _no_budget(budget, f"is not a size; expected {_EXPECTED}")
         size, is_fraction = parsed
     elif isinstance(budget, Real) and not isinstance(budget, bool):
         size, is_fraction = budget, not isinstance(budget, Integral)
     else:
-        raise InvalidBudgetError(f"{given}: expected {expected}")
+        raise InvalidBudgetError(f"memory_budget={shown(budget)}: expected {_EXPECTED}")
     if is_fraction:
         if not 0 < size <= 1:  # nor is NaN
-            raise InvalidBudgetError(f"{given}: a fraction must be above 0 and at most 1; expected {expected}")
+            raise InvalidBudgetError(
+                f"memory_budget={shown(budget)}: a fraction must be above 0 and at most 1; expected {_EXPECTED}"
+            )
         size = float(size) * device_memory
     if size < 1:
-        raise InvalidBudgetError(f"{given} leaves no memory at all; expected {expected}")
+        raise _no_budget(budget, f"leaves no memory at all; expected {_EXPECTED}")
     if size > device_memory:
         found = "more than any device has"
         if device_memory < size <= LARGEST:
             found = f"{int(size):,} bytes, but the device has {device_memory:,}"
-        raise InvalidBudgetError(f"{given} is {found}; give a smaller budget, or None for all of it")
+        raise _no_budget(budget, f"is {found}; give a smaller budget, or None for all of it")
     return int(size)
+
+
+def _no_budget(budget: Budget, why: str) -> InvalidBudgetError:
+    return InvalidBudgetError(f"memory_budget={shown(budget)} {why}")
 
 
 def _parsed(given: str) -> tuple[Decimal, bool] | None:

@@ -85,7 +85,7 @@ class ObservedStep:
 
 
 class _RoomyHost:
-    """Stands for the engine: any host has room, so that rows say nothing of the machine that plans."""
+    """Stands for the memory: any host has room, so that rows say nothing of the machine that plans."""
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Never refuses."""

@@ -21,11 +21,11 @@ from benchmarks.runs import command_line, existing
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage
-from custom_ops.jit.tune import Measured
 from custom_ops.recurrent.program import ANY_BATCH, Program
 from custom_ops.recurrent.search.ranking import in_order, predict
 from custom_ops.recurrent.search.tune import Bench, tune
 from custom_ops.recurrent.spec import Configuration
+from custom_ops.timing.tune import Measured
 from graph_passes.analysis.cost import device
 
 PRECISION = "highest"

@@ -28,13 +28,13 @@ from benchmarks.recurrent.kernels import FOLDER, compile_all, specs_of
 from benchmarks.runs import asked, command_line
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.tune import NEVER, timed
 from custom_ops.machine import Machine
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import rank
 from custom_ops.recurrent.search.tune import Bench, Trial
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from custom_ops.timing.tune import NEVER, timed
 
 PRECISION = "highest"
 SHARE = 2  # configurations that a core compiles at a time

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from custom_ops.dynamic.codegen.program import DynamicProgram
+from custom_ops.timing.rounds import Rounds, fastest
 
 ROWS = (1, 2, 4)
 FIRST_STEPS = 2  # of a kernel, which load it
@@ -23,8 +24,8 @@ class Choice:
 
     def __init__(self, programs: Sequence[DynamicProgram], clock: Callable[[], float] = time.perf_counter) -> None:
         self._programs, self._clock = list(programs), clock
-        self._seconds = [float("inf")] * len(self._programs)  # of a node
-        self._turn = self._steps = self._nodes = 0
+        self._rounds = Rounds(len(self._programs), ROUNDS)  # of seconds a node
+        self._steps = self._nodes = 0
         self._began = 0.0
         self.program = self._programs[0]
         self.done = len(self._programs) == 1
@@ -41,11 +42,6 @@ class Choice:
         if self._steps < FIRST_STEPS + TIMED_STEPS:
             return
         wait()
-        number = self._turn % len(self._programs)
-        self._seconds[number] = min(self._seconds[number], (self._clock() - self._began) / max(1, self._nodes))
-        self._turn, self._steps = self._turn + 1, 0
-        if self._turn == ROUNDS * len(self._programs):
-            self.done = True
-            self.program = self._programs[self._seconds.index(min(self._seconds))]
-        else:
-            self.program = self._programs[self._turn % len(self._programs)]
+        self._rounds.add((self._clock() - self._began) / max(1, self._nodes))
+        self._steps, self.done = 0, self._rounds.clear
+        self.program = self._programs[fastest(self._rounds.times) or 0 if self.done else self._rounds.turn]

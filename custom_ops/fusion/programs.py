@@ -25,7 +25,7 @@ from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.nvrtc import CompileSource
-from custom_ops.jit.tune import Trial, fastest, tune
+from custom_ops.timing.tune import Trial, fastest, tune
 
 TYPICAL = 128  # a size that is known when the kernel runs, where one is chosen for it
 

@@ -34,7 +34,7 @@ tf.keras.utils.set_random_seed(1)
 tf.config.experimental.enable_op_determinism()
 
 import tfmem
-from tfmem.runtime import managed_step as steps
+from tfmem.runtime.measured_call import Meter
 
 library = tfmem.load_ops()
 filters = [
@@ -62,7 +62,7 @@ function = train
 if task["budget"]:
     function = tfmem.optimize(train, memory_budget=task["budget"])
 if task["fail_call"]:
-    sampled, calls = steps.sampled, []
+    sampled, calls = Meter.sampled, []
 
     def fail(*given):
         calls.append(given)
@@ -70,7 +70,7 @@ if task["fail_call"]:
             raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' at: OOM when allocating")
         return sampled(*given)
 
-    steps.sampled = fail
+    Meter.sampled = fail
 
 result = {"losses": [], "smallest": None}
 try:

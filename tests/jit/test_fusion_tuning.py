@@ -16,7 +16,7 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import FusionBench, candidates, point, shapes_of
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.jit.tune import fastest, tune
+from custom_ops.timing.tune import fastest, tune
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.fusion_programs import programs
 

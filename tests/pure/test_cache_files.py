@@ -10,15 +10,15 @@ import pytest
 
 from custom_ops.errors import TfmemWarning
 from custom_ops.jit.cache import Cache, UnusableError
-from custom_ops.jit.tune import _kept
 from custom_ops.recurrent.search.tune import Bench
+from custom_ops.timing.tune import remembered
 
 HUGE = 10**400  # no float holds it
 TRIAL = {"point": 1, "predicted": 1.0, "measured": 1.0, "registers": 1, "local": 0, "configuration": {}}
 
 
 def trials(content: Any) -> Any:
-    return _kept(Bench.__new__(Bench), json.dumps(content).encode(), [1])
+    return remembered(Bench.__new__(Bench), Cache(Path()), [1]).parse(json.dumps(content).encode())
 
 
 @pytest.mark.parametrize("content", [HUGE, None, True, "x", [HUGE], {"a": HUGE}, [[]], [{"configuration": HUGE}], [1]])

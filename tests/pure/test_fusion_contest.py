@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tfmem.timing.ab_timing import MOST, ROUNDS, Contest, Times, Turns
+from tfmem.timing.ab_timing import MOST, ROUNDS, Slices, Times, Turns
 
 
 @dataclass
@@ -35,7 +35,7 @@ def test_the_least_time_counts_and_the_first_run_does_not() -> None:
     clock = Clock()
     given = clock.run("given", 9.0, 0.02, 0.02, 0.03, 0.02)
     stitched = clock.run("stitched", 0.001, 0.5, 0.016, 0.9, 0.016)
-    times = Contest(clock).go_on(given, stitched, 60.0)
+    times = Slices(clock).go_on(given, stitched, 60.0)
     assert times == Times(pytest.approx(0.02), pytest.approx(0.016))
     assert times.is_faster
     assert clock.ran.count("given") == clock.ran.count("stitched") == ROUNDS + 2
@@ -43,7 +43,7 @@ def test_the_least_time_counts_and_the_first_run_does_not() -> None:
 
 def test_a_large_difference_is_believed_early() -> None:
     clock = Clock()
-    times = Contest(clock).go_on(clock.run("given", 0.01), clock.run("stitched", 0.04), 60.0)
+    times = Slices(clock).go_on(clock.run("given", 0.01), clock.run("stitched", 0.04), 60.0)
     assert times is not None
     assert not times.is_faster
     assert clock.ran.count("given") < ROUNDS
@@ -51,13 +51,13 @@ def test_a_large_difference_is_believed_early() -> None:
 
 def test_short_steps_run_several_times_in_a_row() -> None:
     clock = Clock()
-    assert Contest(clock).go_on(clock.run("g", 1e-5), clock.run("s", 0.9e-5), 60.0) is not None
+    assert Slices(clock).go_on(clock.run("g", 1e-5), clock.run("s", 0.9e-5), 60.0) is not None
     assert "".join(clock.ran).count("g" * MOST + "s" * MOST) == ROUNDS
 
 
 def test_a_slice_ends_in_time_and_the_next_one_goes_on() -> None:
     clock = Clock()
-    contest, given, stitched = Contest(clock), clock.run("given", 0.2), clock.run("stitched", 0.19)
+    contest, given, stitched = Slices(clock), clock.run("given", 0.2), clock.run("stitched", 0.19)
     slices = 0
     while (times := contest.go_on(given, stitched, 1.0)) is None:
         slices += 1
@@ -68,7 +68,7 @@ def test_a_slice_ends_in_time_and_the_next_one_goes_on() -> None:
 
 def test_a_step_longer_than_a_slice_has_one_round_in_each() -> None:
     clock = Clock()
-    contest, given, stitched = Contest(clock), clock.run("given", 1.5), clock.run("stitched", 1.4)
+    contest, given, stitched = Slices(clock), clock.run("given", 1.5), clock.run("stitched", 1.4)
     slices = 1
     while (times := contest.go_on(given, stitched, 1.0)) is None:
         assert clock.ran.count("given") == slices + 1  # the first slice has two, which do not count

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.recurrent import choice
 from benchmarks.recurrent.cases import Case
 from benchmarks.recurrent.search import COLUMNS, short
-from custom_ops.jit.tune import NEVER
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.search.ranking import rank
 from custom_ops.recurrent.search.tune import Trial
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
+from custom_ops.timing.tune import NEVER
 from graph_passes.analysis.cost import device
 
 CASE = Case("lstm", 256, 1)

@@ -11,13 +11,13 @@ from unittest.mock import patch
 import pytest
 
 from custom_ops.errors import KernelError
-from custom_ops.jit import tune as generic
 from custom_ops.jit.cache import CHECKSUM, Cache, digest
 from custom_ops.jit.image import KernelImage
-from custom_ops.jit.tune import Measured
 from custom_ops.recurrent.program import ANY_BATCH, Program
 from custom_ops.recurrent.search.tune import Bench, tune
 from custom_ops.recurrent.spec import Configuration
+from custom_ops.timing import tune as generic
+from custom_ops.timing.tune import Measured
 
 PLAIN = Configuration()
 # told apart by their threads

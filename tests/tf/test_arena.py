@@ -17,9 +17,8 @@ from custom_ops.load import load
 from graph_passes.analysis.memory.fragmentation import SMALL, Room
 from tfmem.api import make_engine
 from tfmem.options import Options
-from tfmem.runtime.arena import find_room, separate
-from tfmem.steps import managed_step
-from tfmem.steps.measured_call import sampled
+from tfmem.runtime.device_memory import DeviceMemory
+from tfmem.runtime.measured_call import Meter
 
 ROWS = 1 << 20
 
@@ -36,7 +35,7 @@ def test_variables_that_began_as_one_tensor_get_memory_of_their_own() -> None:
     counter = tf.Variable(tf.constant(7, tf.int64))
     assert owners(one, two, other) == [0, 0, 2]
     before = [one.read_value(), other.read_value()]
-    separate(make_engine(Options()), [one, two, counter, other])
+    make_engine(Options()).memory.separate([one, two, counter, other])
     assert owners(one, two, other) == [0, 1, 2]
     assert owners(*before, one, other) == [0, 1, 0, 1]  # what need not move stays
     del before
@@ -62,12 +61,13 @@ def test_they_get_it_before_a_step_is_measured(
         return loss
 
     found: list[int] = []
+    sampled = Meter.sampled
 
     def looked_at(*arguments: Any) -> Any:
         found.extend(owners(one, two))
         return sampled(*arguments)
 
-    monkeypatch.setattr(managed_step, "sampled", looked_at)
+    monkeypatch.setattr(Meter, "sampled", looked_at)
     budget = (1 << 20) + smallest(lambda size: tfmem.optimize(train, memory_budget=size, cache_directory="")())
     assert owners(one, two) == [0, 0]  # an error leaves all as it was
     tfmem.optimize(train, memory_budget=budget, cache_directory="")()
@@ -99,8 +99,8 @@ def test_a_cached_profile_counts_what_lies_beside_the_step_now(
 
 def room_of(rows: list[tuple[int, int, int]], growth: int) -> Room:
     library = SimpleNamespace(chunks=lambda: (tf.constant(rows, tf.int64), tf.constant(growth, tf.int64)))
-    engine = SimpleNamespace(library=library, target=SimpleNamespace(name="/device:CPU:0"))
-    return find_room(engine, None, 7)  # type: ignore[arg-type]
+    target = SimpleNamespace(name="/device:CPU:0")
+    return DeviceMemory(library, target).room(None, 7)  # type: ignore[arg-type]
 
 
 def test_small_chunks_are_no_room_but_for_the_last() -> None:

@@ -12,14 +12,15 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.analysis.cost import device as profiles
+from graph_passes.decision import FusionWhy
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from tests.tf.stitched_steps import close, values
 from tfmem.api import make_engine
 from tfmem.devices import Target
 from tfmem.kernels import replace_recurrent as recurrent
-from tfmem.steps import deferred_start as later
-from tfmem.steps import managed_step
-from tfmem.steps.deferred_start import can_wait
+from tfmem.runtime.settings import Settings
+from tfmem.steps import planning
+from tfmem.steps.planning import can_wait
 from tfmem.steps.trace import Trace
 
 FAST = tfmem.FusionOptions(tune="fast")
@@ -62,7 +63,7 @@ def fixture_asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, threading.Event]
         return with_kernels(plan, *given)
 
     monkeypatch.setattr(recurrent, "with_kernels", made)
-    monkeypatch.setattr(managed_step, "can_wait", lambda engine, trace: True)
+    monkeypatch.setattr(planning, "can_wait", lambda engine, trace: True)
     return events
 
 
@@ -81,16 +82,16 @@ def test_the_step_runs_as_it_was_until_there_are_kernels(asked: dict[str, thread
     for _ in range(3):  # they are being made
         np.testing.assert_array_equal(step(x), plain.step(x))
     report = tfmem.report(step)
-    assert report.fusion == later.MEANWHILE
+    assert report.fusion == FusionWhy.MEANWHILE
     assert not report.replaced
     asked["allowed"].set()
-    step_in(step)._later.thread.wait()
+    step_in(step).wait()
     for _ in range(4):
         close(step(x), plain.step(x))
     close(values(net.variables), values(plain.variables))
     report = tfmem.report(step)
     assert len(report.replaced) == 1, report
-    assert report.fusion != later.MEANWHILE
+    assert report.fusion != FusionWhy.MEANWHILE
 
 
 def test_while_a_step_is_observed_the_report_says_so(asked: dict[str, threading.Event]) -> None:
@@ -99,7 +100,7 @@ def test_while_a_step_is_observed_the_report_says_so(asked: dict[str, threading.
     step = tfmem.optimize(Net().step, memory_budget="8GiB", **{**OPTIONS, "passes": passes})
     asked["allowed"].set()
     step(tf.constant(X))
-    step_in(step)._later.thread.wait()
+    step_in(step).wait()
     for _ in range(6):
         step(tf.constant(X))
         assert tfmem.report(step).fusion
@@ -127,8 +128,7 @@ def test_calls_from_two_threads_meanwhile(asked: dict[str, threading.Event]) -> 
     for thread in threads:
         thread.join()
     assert not failed
-    if (begun := step_in(step)._later) is not None:
-        begun.thread.wait()
+    step_in(step).wait()
     step(x)
     assert tfmem.report(step).replaced
 
@@ -139,7 +139,7 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
     def broken(*_: Any) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(*((Trace, where) if where == "replaced_layers" else (later, where)), broken)
+    monkeypatch.setattr(*((Trace, where) if where == "replaced_layers" else (planning, where)), broken)
     plain, net = Net(), Net()
     step = tfmem.optimize(net.step, **OPTIONS)
     x = tf.constant(X)
@@ -147,8 +147,7 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
     def calls() -> None:
         for _ in range(3):
             close(step(x), plain.step(x))
-            if (begun := step_in(step)._later) is not None:
-                begun.thread.wait()
+            step_in(step).wait()
 
     with pytest.warns(tfmem.TfmemWarning, match="failed with RuntimeError: out of luck"):
         calls()
@@ -185,14 +184,14 @@ def test_a_budget_that_it_may_not_meet_is_planned_at_once() -> None:
 
 def test_which_passes_run_by_default() -> None:
     """Fusion does on a GPU, if this process calls the step, so that it is timed; and if nobody says otherwise."""
-    called, not_called = (
-        replace(make_engine(tfmem.Options(cache_directory=""), called=called), target=GPU) for called in (True, False)
-    )
+    options = tfmem.Options(cache_directory="")
+    called, not_called = (Settings.of(options, GPU, called=called) for called in (True, False))
     assert called.passes == ("recurrent", "fusion", "offload")
-    assert replace(called, left_out=("offload",)).passes == ("recurrent", "fusion")
-    others = [not_called, called.unobserved(), make_engine(tfmem.Options(cache_directory=""), called=True)]
-    assert {engine.passes for engine in others} == {("recurrent", "offload")}
-    asked = replace(make_engine(tfmem.Options(passes=("offload",))), target=GPU)
+    assert called.unlimited().passes == ("recurrent", "fusion")
+    others = [not_called, called.unobserved(), make_engine(options, called=True)]
+    assert {settings.passes for settings in others} == {("recurrent", "offload")}
+    assert called.unlimited().unobserved().passes == ("recurrent",)
+    asked = make_engine(tfmem.Options(passes=("offload",)))
     assert asked.passes == ("offload",)
-    assert asked.asked
-    assert not called.asked
+    assert asked.notices.asked
+    assert not make_engine(options).notices.asked

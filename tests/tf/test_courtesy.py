@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -10,16 +11,17 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tfmem.runtime.engine import Engine
+from tfmem.api import make_engine, optimize_with
 
 OPEN = [tf.TensorSpec([None, 32, 32, 2], name="x"), tf.TensorSpec([None], tf.int64, name="y")]
 MIB = 1 << 20
 
 
-@pytest.fixture(name="memory", autouse=True)
-def fixture_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody gives a budget, and there is one: as on a GPU of 1 MiB."""
-    monkeypatch.setattr(Engine, "budget", property(lambda _: MIB))
+def optimize(x: Any, budget: int | None = None, **how: Any) -> Any:
+    """`tfmem.optimize` as on a device of 1 MiB, which is the budget where none is given."""
+    called = not isinstance(x, tf.Graph | tf.compat.v1.GraphDef)
+    engine = make_engine(tfmem.Options(memory_budget=budget), called)
+    return optimize_with(engine if engine.must_fit else replace(engine, budget=MIB), x, **how)
 
 
 def notes(x: Any) -> str:
@@ -30,7 +32,7 @@ def notes(x: Any) -> str:
 
 
 def test_an_open_batch(new_net: Any, batch: Any, flow: Any) -> None:
-    function = tfmem.optimize(tf.function(new_net().step, input_signature=OPEN))
+    function = optimize(tf.function(new_net().step, input_signature=OPEN))
     expected = tf.function(new_net().step)
     for _ in range(3):
         assert function(*batch).numpy() == expected(*batch).numpy()
@@ -42,21 +44,21 @@ def test_an_open_batch(new_net: Any, batch: Any, flow: Any) -> None:
 
 def test_an_open_batch_with_a_budget(new_net: Any, batch: Any, flow: Any) -> None:
     with pytest.raises(tfmem.UnknownShapeError):
-        tfmem.optimize(tf.function(new_net().step, input_signature=OPEN), memory_budget=MIB)(*batch)
+        optimize(tf.function(new_net().step, input_signature=OPEN), budget=MIB)(*batch)
 
 
 def test_no_gradient(new_net: Any, batch: Any, flow: Any) -> None:
     net = new_net()
-    function = tfmem.optimize(tf.function(net.loss))
+    function = optimize(tf.function(net.loss))
     assert function(*batch).numpy() == tf.function(net.loss)(*batch).numpy()
     assert "there is no gradient in the graph" in notes(function)
     with pytest.raises(tfmem.NoGradientError):
-        tfmem.optimize(tf.function(net.loss), memory_budget=MIB)(*batch)
+        optimize(tf.function(net.loss), budget=MIB)(*batch)
 
 
 def test_a_step_that_can_be_planned_is(new_net: Any, batch: Any, flow: Any) -> None:
     with pytest.raises(tfmem.InfeasibleBudgetError):
-        tfmem.optimize(tf.function(new_net().step))(*batch)
+        optimize(tf.function(new_net().step))(*batch)
 
 
 def graph_of_tensorflow_1() -> tf.Graph:
@@ -73,17 +75,17 @@ def graph_of_tensorflow_1() -> tf.Graph:
 def test_graphs(flow: Any) -> None:
     graph = graph_of_tensorflow_1()
     before = graph.as_graph_def()
-    tfmem.optimize(graph)
+    optimize(graph)
     assert graph.as_graph_def() == before
     assert "input_shapes={'x'" in notes(graph)
     with pytest.raises(tfmem.UnknownShapeError):
-        tfmem.optimize(graph_of_tensorflow_1(), memory_budget=MIB)
-    after = tfmem.optimize(before, fetches=["train"])
+        optimize(graph_of_tensorflow_1(), budget=MIB)
+    after = optimize(before, fetches=["train"])
     assert "input_shapes={'x'" in notes(after)
     del after.node[0].attr["_tfmem_report"]  # where a GraphDef carries what `report` tells
     assert after == before
     with pytest.raises(tfmem.UnknownShapeError):
-        tfmem.optimize(before, fetches=["train"], memory_budget=MIB)
+        optimize(before, fetches=["train"], budget=MIB)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -93,7 +95,7 @@ def test_a_keras_model_that_predicts(compiled: bool, flow: Any) -> None:
         model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
     x = np.random.default_rng(0).normal(size=(5, 7, 3)).astype("float32")
     wanted = [model(x[:rows]) for rows in (5, 3)]
-    tfmem.optimize(model)
+    optimize(model)
     for rows, outputs in zip((5, 3), wanted, strict=True):
         np.testing.assert_allclose(model.predict(x[:rows], verbose=0), outputs, atol=1e-6)
     assert tfmem.report(model).replaced
@@ -103,7 +105,7 @@ def test_what_is_replaced_stays_so(flow: Any) -> None:
     layer = keras.layers.GRU(4, return_sequences=True)
     layer.build((None, None, 3))
     spec = tf.TensorSpec([None, None, 3], name="x")
-    function = tfmem.optimize(tf.function(layer, input_signature=[spec]))
+    function = optimize(tf.function(layer, input_signature=[spec]))
     x = tf.random.stateless_normal([2, 5, 3], [0, 1])
     np.testing.assert_allclose(function(x), layer(x), atol=1e-6)
     assert tfmem.report(function).decision == "replaced"

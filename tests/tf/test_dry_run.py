@@ -17,34 +17,54 @@ from tfmem.steps.dry_run import can_dry_run, without_updates
 PROGRAM = r"""
 import dataclasses, json, sys
 import numpy as np, tensorflow as tf
-import tfmem, tfmem.api, tfmem.steps.stages as stages, tfmem.steps.managed_step as steps
-from custom_ops.load import Library, load
+import tfmem
+from custom_ops.load import load
 from graph_passes import pipeline
 from graph_passes.analysis.memory.fragmentation import Room
 from graph_passes.analysis.memory.simulate import Link
 from tests.tf.conftest import IMAGES, LABELS, make_net
+from tfmem.api import make_engine, optimize_with
 from tfmem.devices import Target
+from tfmem.runtime.device_memory import DeviceMemory
+from tfmem.runtime.measured_call import Meter
 
-task = json.loads(sys.argv[1])
-probes, sampled, calls = Library.probes, steps.sampled, []
+task, calls = json.loads(sys.argv[1]), []
 
 def broken(*given, **how):
     raise KeyError(168)
 
-def fail(*given):
-    calls.append(given)
-    for name in task["broken"] if len(calls) == 2 else ():
-        setattr(pipeline, name, broken)
-    if len(calls) in task["fail_calls"]:
-        raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' at: OOM when allocating")
-    return sampled(*given)
+class Played(Target):
+    is_gpu = True
 
-steps.sampled = fail
-stages.find_room = lambda engine, timeline, budget: Room.guess(1 << 30, timeline.base)  # a CPU's is not in one piece
-stages.SURELY_FITS = 0  # the CPU's kernels take far more than is estimated
-Target.is_gpu = property(lambda self: True)
-Library.probes = lambda self, run: [dataclasses.replace(row, device_ns=row.host_ns) for row in probes(self, run)]
-tfmem.devices.measured_link = lambda *given: Link(1e9, 1e9)
+class InOnePiece(DeviceMemory):
+    def room(self, timeline, budget):  # a CPU's is not in one piece
+        return Room.guess(1 << 30, timeline.base)
+
+class Failing(Meter):
+    def sampled(self, *given):
+        calls.append(given)
+        for name in task["broken"] if len(calls) == 2 else ():
+            setattr(pipeline, name, broken)
+        if len(calls) in task["fail_calls"]:
+            raise tf.errors.ResourceExhaustedError(None, None, "Detected at node 'Conv2D' at: OOM when allocating")
+        return super().sampled(*given)
+
+    def clock(self, row):
+        return row.host_ns
+
+def optimized(function, budget):  # the CPU is played as a GPU, by values that are handed in
+    options = tfmem.OffloadOptions(policy="autovm")
+    engine = make_engine(tfmem.Options(memory_budget=budget, offload=options, cache_directory=""), called=True)
+    target = Played(**vars(engine.target))
+    engine = dataclasses.replace(
+        engine,
+        target=target,
+        memory=InOnePiece(library, target, options),
+        meter=Failing(library, target),
+        link=Link(1e9, 1e9),
+        surely_fits=0,  # the CPU's kernels take far more than is estimated
+    )
+    return optimize_with(engine, function)
 
 library, net = load(), make_net()
 batch = tf.constant(IMAGES), tf.constant(LABELS)
@@ -63,7 +83,7 @@ def addresses():
 
 function = tf.function(train)
 if task["budget"]:
-    function = tfmem.optimize(function, memory_budget=task["budget"], policy="autovm")
+    function = optimized(function, task["budget"])
 losses, draws, places = [], [], []
 start, error = [variable.numpy() for variable in net.variables], None
 for _ in range(6):

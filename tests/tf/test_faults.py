@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops import load as loading
 from tfmem.runtime import host_memory as host
-from tfmem.steps import managed_step as steps
+from tfmem.runtime.measured_call import Meter
 
 KIB = 1 << 10
 SPARE = 256 * KIB
@@ -210,7 +210,7 @@ def test_a_plan_that_runs_out_of_memory_is_replaced(training, budget, new_net, m
     net = new_net()
     reference = tf.function(net.step)
     expected = [float(reference(*training.batch)) for _ in range(6)]
-    sampled, calls = steps.sampled, []
+    sampled, calls = Meter.sampled, []
 
     def fail_third(*given):
         calls.append(given)
@@ -218,7 +218,7 @@ def test_a_plan_that_runs_out_of_memory_is_replaced(training, budget, new_net, m
             raise tf.errors.ResourceExhaustedError(None, None, OOM)
         return sampled(*given)
 
-    monkeypatch.setattr(steps, "sampled", fail_third)
+    monkeypatch.setattr(Meter, "sampled", fail_third)
     function = training.within(budget)
     assert [float(function(*training.batch)) for _ in range(6)] == expected
     assert len(calls) >= 3
@@ -266,7 +266,7 @@ def test_the_first_plan_from_a_profile_may_run_out_of_memory(training, budget, n
     net = new_net()
     reference = tf.function(net.step)
     expected = [float(reference(*training.batch)) for _ in range(4)]
-    sampled, calls = steps.sampled, []
+    sampled, calls = Meter.sampled, []
 
     def fail_first(*given):
         calls.append(given)
@@ -274,7 +274,7 @@ def test_the_first_plan_from_a_profile_may_run_out_of_memory(training, budget, n
             raise tf.errors.ResourceExhaustedError(None, None, OOM)
         return sampled(*given)
 
-    monkeypatch.setattr(steps, "sampled", fail_first)
+    monkeypatch.setattr(Meter, "sampled", fail_first)
     function = training.within(budget)
     assert [float(function(*training.batch)) for _ in range(4)] == expected
     notes = tfmem.report(function).notes

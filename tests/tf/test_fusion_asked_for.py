@@ -11,9 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.decision import Fusion
+from graph_passes.decision import Fusion, FusionWhy
 from graph_passes.report import Report
-from tfmem.steps.after_grappler import LARGER, PLANNED, TRACED, WHOLE
 
 v1 = tf.compat.v1
 PASSES = ("recurrent", "fusion", "offload")
@@ -137,11 +136,11 @@ def test_where_something_moves_the_user_is_told(way: Any) -> None:
         way(1 << 20)
     report, losses, messages = told(way, refused.value.smallest_budget + (1 << 20))
     assert report.transfers
-    assert (report.fusion, report.fusion_state) == (PLANNED, Fusion.LEFT)
-    assert f"to have it stitched, {LARGER}" in report.notes
+    assert (report.fusion, report.fusion_state) == (FusionWhy.PLANNED, Fusion.LEFT)
+    assert f"to have it stitched, {FusionWhy.PLANNED.cure}" in report.notes
     assert len(messages) == 1
-    assert PLANNED in messages[0]
-    assert LARGER in messages[0]
+    assert FusionWhy.PLANNED in messages[0]
+    assert FusionWhy.PLANNED.cure in messages[0]
     np.testing.assert_allclose(losses, Graph().losses(), rtol=1e-4)
 
 
@@ -159,7 +158,7 @@ def test_what_is_still_being_traced_stays_and_the_user_is_told(budget: Any) -> N
             variable.assign_sub(0.01 * gradient)
         return loss
 
-    with pytest.warns(tfmem.TfmemWarning, match=f"{TRACED}; {WHOLE}"):
+    with pytest.warns(tfmem.TfmemWarning, match=f"{FusionWhy.TRACED}; {FusionWhy.TRACED.cure}"):
         losses = [float(step(tf.constant(X))) for _ in range(3)]
-    assert (reports[0].fusion, reports[0].fusion_state) == (TRACED, Fusion.LEFT)
+    assert (reports[0].fusion, reports[0].fusion_state) == (FusionWhy.TRACED, Fusion.LEFT)
     np.testing.assert_allclose(losses, Graph().losses(), rtol=1e-4)

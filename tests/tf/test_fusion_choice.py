@@ -18,10 +18,11 @@ from custom_ops.load import HostMemory, Library
 from graph_passes.errors import OptionsError
 from graph_passes.report import STITCHED, UNDECIDED
 from tests.tf.stitched_steps import BY_MODEL, Softmax, batch, close, optimized, run, values
-from tfmem.kernels.fusion_times import _seconds
-from tfmem.steps import fusion_stage
+from tfmem.kernels.fusion_times import product_times
+from tfmem.steps import contest as contests
+from tfmem.steps.states import Contest
 from tfmem.timing.ab_timing import ROUNDS, Times
-from tfmem.timing.choices import Choices
+from tfmem.timing.choices import choices
 
 FAST, FULL = tfmem.FusionOptions(tune="fast"), tfmem.FusionOptions(tune="full")
 
@@ -46,7 +47,7 @@ def test_copies_take_no_memory_that_the_control_group_does_not_have(monkeypatch:
     monkeypatch.setattr(Library, "host_memory", lambda *_: HostMemory(8, 1 << 40))
     plain, step = Softmax(), optimized(Softmax().step, fusion=FULL)
     close(run(step, 4), run(plain.step, 4))
-    assert stage_of(step)._turns is not None  # not on copies
+    assert step_in(step)._state.turns is not None  # not on copies
 
 
 def test_a_step_that_meets_its_budget_is_stitched() -> None:
@@ -94,14 +95,14 @@ def test_a_planned_step_says_why_it_is_not_stitched() -> None:
     assert tfmem.report(step).fusion == "left as it was: a plan for the memory budget runs in its place"
 
 
-def stage_of(step: Any) -> Any:
+def step_in(step: Any) -> Any:
     (known,) = step._steps.values()
-    return known[()]._fusion
+    return known[()]
 
 
 def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     for times, faster in ((Times(0.002, 0.001), True), (Times(0.001, 0.002), False)):
-        monkeypatch.setattr(fusion_stage, "Contest", Found(times))
+        monkeypatch.setattr(contests, "Slices", Found(times))
         plain, model = Softmax(), Softmax()
         step = optimized(model.step, fusion=FULL)
         found, expected = run(step), run(plain.step)
@@ -120,11 +121,11 @@ def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_first_calls_run_as_it_was_and_timing_comes_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     contest = Found(None, None, Times(0.002, 0.001))
-    monkeypatch.setattr(fusion_stage, "Contest", contest)
+    monkeypatch.setattr(contests, "Slices", contest)
     plain, model = Softmax(), Softmax()
     step = optimized(model.step, fusion=FAST)
     np.testing.assert_array_equal(run(step, 1), run(plain.step, 1))
-    stage_of(step).wait()
+    step_in(step).wait()
     for slices in (1, 2):
         np.testing.assert_array_equal(run(step, 1), run(plain.step, 1))
         assert contest.slices == slices
@@ -161,7 +162,7 @@ def test_timing_updates_nothing_and_draws_nothing() -> None:
 
 def test_a_choice_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     contest = Found(Times(0.002, 0.001), Times(0.001, 0.002))
-    monkeypatch.setattr(fusion_stage, "Contest", contest)
+    monkeypatch.setattr(contests, "Slices", contest)
 
     @tf.function
     def function(x: Any) -> Any:
@@ -214,12 +215,12 @@ def test_a_turn_lasts_until_the_device_is_done(monkeypatch: pytest.MonkeyPatch) 
 
     x, _ = batch()
     busy = False
-    call = fusion_stage.call_traced
+    call = contests.call_traced
 
     def called(function: Any, *arguments: Any) -> Any:
         nonlocal busy
-        planned = stage_of(fused)._planned
-        busy = planned is not None and function is planned.function
+        state = step_in(fused)._state
+        busy = isinstance(state, Contest) and function is state.rivals.function
         return call(function, *arguments)
 
     def synced() -> None:
@@ -227,7 +228,7 @@ def test_a_turn_lasts_until_the_device_is_done(monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.05 if busy else 0)
         busy = False
 
-    monkeypatch.setattr(fusion_stage, "call_traced", called)
+    monkeypatch.setattr(contests, "call_traced", called)
     monkeypatch.setattr(tf.test.experimental, "sync_devices", synced)
     fused = optimized(step, fusion=FULL)
     run(fused, 2 * (ROUNDS + 1) + 1, x)
@@ -244,8 +245,8 @@ def test_a_variable_without_a_value_is_the_callers_error_while_timing(monkeypatc
 
 
 def test_determinism_plans_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion_stage, "is_deterministic", lambda: True)
-    monkeypatch.setattr(fusion_stage, "Contest", Found())
+    monkeypatch.setattr(contests, "is_deterministic", lambda: True)
+    monkeypatch.setattr(contests, "Slices", Found())
     step = optimized(Softmax().step, fusion=FULL)
     run(step, 2)
     assert tfmem.report(step).fusion == "stitched, as the model has it: op determinism is on"
@@ -269,7 +270,7 @@ def with_xla() -> Any:
     ids=["stitched", "XLA"],
 )
 def test_a_keras_model_keeps_xla_where_it_wins(times: Times, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion_stage, "Contest", Found(times))
+    monkeypatch.setattr(contests, "Slices", Found(times))
     x, y = (np.random.default_rng(0).normal(size=(32, size)).astype(np.float32) for size in (12, 3))
     plain, model = with_xla(), with_xla()
     model = tfmem.optimize(model, passes=("recurrent", "fusion"), fusion=FULL, cache_directory="")
@@ -312,9 +313,9 @@ HUGE = 10**400  # no float holds it
 
 @pytest.mark.parametrize("content", [HUGE, None, "x", [], {}, [HUGE], {"given": HUGE, "stitched": 1.0}, {"given": [1]}])
 def test_sealed_files_of_any_content_count_as_not_there(content: Any, tmp_path: Path) -> None:
-    choices, times = Choices(str(tmp_path)), Cache(tmp_path / "choices")
-    times.keep("key", json.dumps(content).encode())
-    assert choices.find("key") is None
-    assert times.find("key", _seconds) is None
-    choices.keep("key", Times(1.0, 2.0))
-    assert choices.find("key") == Times(1.0, 2.0)
+    known, cache = choices(str(tmp_path)), Cache(tmp_path / "choices")
+    cache.keep("key", json.dumps(content).encode())
+    assert known.find("key") is None
+    assert product_times(cache).find("key") is None
+    known.keep("key", Times(1.0, 2.0))
+    assert known.find("key") == Times(1.0, 2.0)

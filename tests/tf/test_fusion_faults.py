@@ -21,7 +21,7 @@ from graph_passes.passes.prepare import plan as prepare
 from tests.tf.optimized_runs import in_a_process
 from tests.tf.stitched_steps import BY_MODEL, PASSES, batch, close, optimized, require_stitched
 from tfmem.capture import captured_source
-from tfmem.steps import fusion_stage
+from tfmem.steps import contest as contests
 
 
 class InjectedError(Exception):
@@ -67,8 +67,8 @@ ALL = range(1_000_000)
         (stitching, "partition_graph", ALL, 0),
         (apply, "_rewrite", ALL, 0),
         (rewrite, "apply_rewrites", range(2), 1),  # of all, and of the first
-        (fusion_stage, "stitched", ALL, 0),
-        (fusion_stage, "key_of", ALL, 0),
+        (contests, "stitched", ALL, 0),
+        (contests, "key_of", ALL, 0),
     ],
 )
 def test_a_fault_costs_as_little_as_can_be(
@@ -102,7 +102,7 @@ def test_a_region_that_cannot_be_written_stays_and_says_why(monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["Copies", "flat_arguments"])
 def test_a_fault_while_timing_leaves_the_step_as_it_was(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(fusion_stage, name, failing(getattr(fusion_stage, name), ALL))
+    monkeypatch.setattr(contests, name, failing(getattr(contests, name), ALL))
     plain = two_regions()
     step = optimized(two_regions(), fusion=tfmem.FusionOptions(tune="full"))
     x, _ = batch()

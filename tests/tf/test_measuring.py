@@ -9,7 +9,6 @@ import tfmem
 from custom_ops.load import load
 from tfmem.api import make_engine
 from tfmem.runtime import measuring_lock
-from tfmem.steps import measured_call
 from tfmem.steps.known_profiles import BatchProfiles, Known
 
 SPARE = 256 << 10
@@ -90,24 +89,22 @@ def test_calls_that_overlap_disturb_each_other(monkeypatch):
     engine = make_engine(tfmem.Options(memory_budget="1GiB"))
 
     def within():
-        assert engine.in_use >= 0
-        assert engine.in_use_alone is None
+        assert engine.memory.in_use >= 0
+        assert engine.memory.in_use_alone is None
         return 7
 
-    result, peak = measured_call.watched(engine, within, (), {})
+    result, peak = engine.meter.watched(within)
     assert result == 7
     assert peak is not None  # to read disturbs nobody
-    (inner, no_peak), outer = measured_call.watched(
-        engine, lambda: measured_call.watched(engine, within, (), {}), (), {}
-    )
+    (inner, no_peak), outer = engine.meter.watched(lambda: engine.meter.watched(within))
     assert inner == 7
     assert no_peak is None
     assert outer is None
-    _, samples, _ = measured_call.sampled(engine, 10**6, lambda: None, (), {})
+    _, samples, _ = engine.meter.sampled(10**6, lambda: None)
     assert samples == []
     with measuring_lock.alone():
-        assert measured_call.sampled(engine, 10**6, lambda: None, (), {})[1] is None
-    assert engine.in_use_alone is not None
+        assert engine.meter.sampled(10**6, lambda: None)[1] is None
+    assert engine.memory.in_use_alone is not None
 
 
 def test_one_that_is_held_up_sets_nothing_back(monkeypatch):
@@ -120,14 +117,15 @@ def test_one_that_is_held_up_sets_nothing_back(monkeypatch):
         with measuring_lock.alone():
             peak = int(load().stats()[1])
             del large
-            measured_call.watched(engine, lambda: None, (), {})
+            engine.meter.watched(lambda: None)
             assert int(load().stats()[1]) == peak
 
 
 def test_a_profile_beside_unknown_memory_is_neither_kept_nor_found(tmp_path):
     options = tfmem.Options(cache_directory=str(tmp_path))
     target = SimpleNamespace(is_gpu=False, memory=1 << 30)
-    engine = SimpleNamespace(options=options, observes=True, target=target, in_use_alone=None)
+    memory = SimpleNamespace(in_use_alone=None)
+    engine = SimpleNamespace(options=options, observes=True, target=target, memory=memory)
     known = Known(engine, SimpleNamespace(fingerprint=lambda budget: "key"), 1 << 20, BatchProfiles())
     known.keep(None)
     assert not list(tmp_path.rglob("*"))

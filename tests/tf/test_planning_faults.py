@@ -13,7 +13,7 @@ from graph_passes import pipeline
 from graph_passes.errors import GraphError
 from tests.tf.optimized_runs import SPARE, bits, run
 from tfmem.runtime.faults import is_fault
-from tfmem.steps import random_streams, stages
+from tfmem.steps import measuring, random_streams, settling, trials
 from tfmem.steps import static_planning as unobserved
 from tfmem.steps import trace as planning
 
@@ -24,10 +24,10 @@ EDITING = [(pipeline, "apply_rewrites"), (pipeline, "verify_graph"), (pipeline, 
 RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
-LATER = [(1, stages, "observe"), (1, stages.Plans, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
-LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, stages, "choose")]
+LATER = [(1, measuring, "observe"), (1, trials.Plans, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
+LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, settling, "best_of")]
 LATER += [(2, pipeline, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
-LATER += [(3, stages, "checked")]
+LATER += [(3, measuring, "checked")]
 
 
 def named(places):

@@ -160,9 +160,9 @@ def test_planning_asks_often_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -
         times.clear()
         optimized = tfmem.optimize(tf.function(step), passes=("fusion",), cache_directory="")
         optimized()
-        ((stage,),) = ([step._fusion for step in known.values()] for known in optimized._steps.values())
-        stage.wait()
-        done: bool = stage._planning.done
+        ((managed,),) = (known.values() for known in optimized._steps.values())
+        managed.wait()
+        done: bool = managed._state.work.done
         return done
 
     assert planned()

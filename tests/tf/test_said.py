@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -18,9 +17,12 @@ import tensorflow as tf
 import tf_keras
 
 import tfmem
-from tests.tf.conftest import Flow, Net
+from graph_passes.decision import Decision
 from tests.tf.python_server import run_python
-from tfmem.steps import managed_step, stages
+from tfmem.steps import managed_step
+from tfmem.steps.managed_step import ManagedStep
+from tfmem.steps.phases import Event, Machine, Move
+from tfmem.steps.states import Placed, Trying
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,37 +166,41 @@ def test_a_saved_model_in_which_nothing_changed_is_said_to_be_a_copy(tmp_path: P
     assert "no function of it was changed (it was optimised before)" in told
 
 
-@pytest.mark.parametrize("dry", [False, True], ids=["a call for each", "dry runs in one call"])
-def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(
-    dry: bool,
-    new_net: Callable[[], Net],
-    batch: tuple[tf.Tensor, tf.Tensor],
-    flow: Flow,
-    smallest: Callable[[Callable[[int], Any]], int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning goes on after the call of the last of four: the line said "trial 5 of at most 4"."""
-    shown: list[str] = []
-    watched = stages.observe
-    budget = (2 << 20) + smallest(lambda size: tfmem.optimize(tf.function(new_net().step), memory_budget=size)(*batch))
+    shown = []
 
     @contextmanager
-    def line(_: bool, text: Callable[[], str], __: float = 0.0) -> Iterator[None]:
+    def line(_: bool, text: Any, __: float = 0.0) -> Any:
         yield
-        shown.append(text().partition(": ")[2])
+        shown.append(text())
 
-    def more(*given: Any) -> Any:
-        """What was seen, and half a MiB over the budget: so every plan is tried that may be."""
-        seen = watched(*given)
-        return replace(seen, peak=budget + (512 << 10))
+    settled = tf.function(lambda: tf.constant("settled")).get_concrete_function()
+    report = tfmem.Report("step", "CPU", "hybrid", Decision.MOVED, 0, 0)
+
+    def trial(count: int) -> Any:
+        search = SimpleNamespace(trials=range(count), dry_run=True)
+        return Trying(function=settled, report=report, search=search, plan=None)
+
+    class Step(ManagedStep):
+        """Two trials, and then it is settled."""
+
+        def __init__(self) -> None:
+            options = SimpleNamespace(progress=True)
+            self._job: Any = SimpleNamespace(engine=SimpleNamespace(options=options), is_gpu=False)
+            self._machine: Any = Machine("step", trial(0))
+            self._took = 0.0
+
+        def _probed(self, state: Any, *_: Any) -> tuple[bool, Any]:
+            following = Move(Event.NEXT, trial(1))
+            if len(state.search.trials) == 1:
+                following = Move(Event.UNWATCHED, Placed(function=settled, report=report, unchanged=True))
+            self._move(following)
+            return False, None
+
+        def _go_on(self) -> None:
+            pass
 
     monkeypatch.setattr(managed_step, "shown", line)
-    monkeypatch.setattr(stages, "observe", more)
-    if dry:  # as on a GPU
-        always = property(lambda _: True, lambda _, __: None)
-        monkeypatch.setattr(stages.Stages, "dry_run", always, raising=False)
-    step = tfmem.optimize(tf.function(new_net().step), memory_budget=budget)
-    with pytest.warns(tfmem.TfmemWarning, match="OVER BUDGET"):
-        [step(*batch) for _ in range(12)]
-    trials = [f"trial {number} of at most 4" for number in (1, 2, 3, 4)]
-    assert shown[1:] == ["running a first plan", "observing a step", *trials]
+    assert Step()._alone((), {}).numpy() == b"settled"
+    assert shown == ["step: trial 1 of at most 4", "step: trial 2 of at most 4"]

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.out_of_memory import lacks_memory
-from tfmem.steps import managed_step as steps
 
 SPARE = 256 << 10
 SCRATCH = "CUDNN failed to allocate the scratch space for the runner or to find a working no-scratch runner."
@@ -114,7 +114,7 @@ def test_a_step_without_memory_is_run_again_and_says_that_random_ops_drew(
     plain = make()
     expected = [[float(value) for value in plain(*batch)] for _ in range(8)]
     budget = SPARE + smallest(lambda size: tfmem.optimize(make(), memory_budget=size)(*batch))
-    sampled, calls = steps.sampled, []
+    sampled, calls = Meter.sampled, []
 
     def fail_second(*given):
         calls.append(given)
@@ -122,7 +122,7 @@ def test_a_step_without_memory_is_run_again_and_says_that_random_ops_drew(
             raise kind(None, None, f"Detected at node 'Conv2D' defined at ...\n\n{message}")
         return sampled(*given)
 
-    monkeypatch.setattr(steps, "sampled", fail_second)
+    monkeypatch.setattr(Meter, "sampled", fail_second)
     function = tfmem.optimize(make(), memory_budget=budget)
     assert [[float(value) for value in function(*batch)] for _ in range(8)] == expected
     assert any(

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfmem
 from tfmem.api import make_engine
 from tfmem.runtime import measuring_lock
-from tfmem.steps import managed_step, measured_call
+from tfmem.runtime.measured_call import Meter
 
 SPARE = 1 << 20  # a step that has settled runs beside one that is measured, and is counted with it
 STEPS = 12
@@ -134,18 +134,18 @@ def test_one_model_of_weights_updated_from_two_threads(new_net, batch, flow, sma
 
 def test_observed_steps_of_one_trace_run_one_at_a_time(new_net, batch, flow, smallest, monkeypatch):
     """What a step's probes tell is of the plan that the next stage goes on from."""
-    running, most = [], []
+    running, most, sampled = [], [], Meter.sampled
 
     def counted(*given):
         running.append(None)
         most.append(len(running))
         time.sleep(0.02)
         try:
-            return measured_call.sampled(*given)
+            return sampled(*given)
         finally:
             running.pop()
 
-    monkeypatch.setattr(managed_step, "sampled", counted)
+    monkeypatch.setattr(Meter, "sampled", counted)
     least = smallest(lambda size: tfmem.optimize(tf.function(new_net().step), memory_budget=size)(*batch))
     function = tfmem.optimize(tf.function(new_net().step), memory_budget=least + SPARE)
     together(*[lambda: [function(*batch) for _ in range(4)]] * 3)
@@ -162,13 +162,13 @@ def test_measured_calls_run_one_at_a_time():
         time.sleep(0.02)
         running.pop()
 
-    together(*[lambda: [measured_call.watched(engine, call, (), {}) for _ in range(4)]] * 3)
+    together(*[lambda: [engine.meter.watched(call) for _ in range(4)]] * 3)
     assert most == [1] * 12
 
 
 def test_a_measured_call_within_another_does_not_wait_for_ever(monkeypatch):
     monkeypatch.setattr(measuring_lock, "PATIENCE", 0.01)
     engine = make_engine(tfmem.Options(memory_budget="1GiB"))
-    inner = measured_call.watched(engine, lambda: measured_call.watched(engine, lambda: 7, (), {}), (), {})[0]
+    inner = engine.meter.watched(lambda: engine.meter.watched(lambda: 7))[0]
     assert inner[0] == 7
-    assert measured_call.watched(engine, lambda: 8, (), {})[0] == 8
+    assert engine.meter.watched(lambda: 8)[0] == 8

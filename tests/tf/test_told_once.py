@@ -1,6 +1,7 @@
 """What a user should know of is a warning, once for each function or model and cause; what is well warns of nothing."""
 
 import warnings
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -10,8 +11,9 @@ import tensorflow as tf
 import tfmem
 from tests.tf import optimized_runs
 from tests.tf.optimized_runs import SPARE, run
-from tfmem.runtime.engine import Engine
-from tfmem.steps import stages
+from tfmem.api import make_engine, optimize_with
+from tfmem.runtime.measured_call import Meter
+from tfmem.steps import measuring
 
 
 def recorded(call):
@@ -47,13 +49,13 @@ def test_a_step_that_fits_warns_of_nothing(new_net, batch, flow):
 
 def test_a_missed_budget(new_net, batch, budget, monkeypatch):
     """The step is seen to take more than any plan for it should; three batch sizes, and one warning."""
-    watched = stages.observe
+    watched = measuring.observe
 
     def more(*given):
         seen = watched(*given)
         return type(seen)(**{**seen.__dict__, "peak": seen.peak + (64 << 20)})
 
-    monkeypatch.setattr(stages, "observe", more)
+    monkeypatch.setattr(measuring, "observe", more)
     function = optimized(new_net(), budget)
 
     def train():
@@ -68,11 +70,16 @@ def test_a_missed_budget(new_net, batch, budget, monkeypatch):
 
 
 def test_a_missed_budget_of_a_step_that_was_left_as_it_was(new_net, batch, flow, monkeypatch):
-    monkeypatch.setattr(
-        "tfmem.steps.managed_step.watched", lambda engine, function, args, kwargs: (function(*args), 2 << 30)
-    )
-    monkeypatch.setattr(stages, "CPU_RETRIES", 0)
-    function = optimized(new_net(), "1GiB")
+    class Larger(Meter):
+        """Every call takes 2 GiB."""
+
+        def watched(self, function):
+            return function(), 2 << 30
+
+    monkeypatch.setattr(measuring, "CPU_RETRIES", 0)
+    engine = make_engine(tfmem.Options(memory_budget="1GiB", cache_directory=""), called=True)
+    engine = replace(engine, meter=Larger(engine.library, engine.target))
+    function = optimize_with(engine, tf.function(new_net().step))
     _, messages = recorded(lambda: run(function, batch, steps=6))
     assert len(messages) == 1
     over = (1 << 30) + tfmem.report(function).peak_uncounted
@@ -120,27 +127,27 @@ def test_a_budget_without_the_pass_that_keeps_it(new_net, batch, flow):
     assert "memory_budget='1GiB' has no effect without 'offload' in passes=('recurrent',)" in messages[0]
 
 
-def test_nothing_can_be_observed(new_net, batch, budget, monkeypatch):
-    monkeypatch.setattr(Engine, "observes", False)
-    function = optimized(new_net(), budget)
+def test_nothing_can_be_observed(new_net, batch, budget):
+    engine = make_engine(tfmem.Options(memory_budget=budget, cache_directory=""), called=True)
+    function = optimize_with(replace(engine, counts=False), tf.function(new_net().step))
     _, messages = recorded(lambda: run(function, batch, steps=3))
     assert len(messages) == 1
     assert "nothing can be observed" in messages[0]
 
 
 @pytest.mark.parametrize("kind", ["function", "graph"])
-def test_memory_that_is_not_planned(kind, new_net, batch, flow, monkeypatch):
+def test_memory_that_is_not_planned(kind, new_net, batch, flow):
     """As on a GPU, whose memory is the budget where nobody gives one."""
-    monkeypatch.setattr(Engine, "budget", property(lambda _: 1 << 20))
+    engine = replace(make_engine(tfmem.Options(), called=kind == "function"), budget=1 << 20)
     net = new_net()
     shapes = [tf.TensorSpec([None, 32, 32, 2]), tf.TensorSpec([None], tf.int64)]
     step = tf.function(net.step, input_signature=shapes)
     if kind == "function":
-        function = tfmem.optimize(step)
+        function = optimize_with(engine, step)
         _, messages = recorded(lambda: run(function, batch, steps=2))
     else:
         graph_def = step.get_concrete_function().graph.as_graph_def()
-        _, messages = recorded(lambda: tfmem.optimize(graph_def))
+        _, messages = recorded(lambda: optimize_with(engine, graph_def))
     assert len(messages) == 1
     assert "its memory was not planned" in messages[0]
 

@@ -29,7 +29,7 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
     compiled, changes = keras_functions.is_compiled(model), engine.rewrites or engine.budget is not None
     functions = []
     if engine.rewrites and not getattr(model, "run_eagerly", False):
-        inference = replace(engine, left_out=("offload",))
+        inference = engine.unlimited()
         names = [name for name in ("predict", "test")[: 1 + compiled] if not keras_functions.makes_its_own(model, name)]
         functions = [ModelFunction(model, name, inference) for name in names]
     if compiled or engine.must_fit or not engine.rewrites:
@@ -43,7 +43,7 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
             )
     for function in functions:
         keras_functions.install(model, function.name, function)
-    return ModelFunctions(functions[::-1], None if functions else engine.unlimited(model.name))
+    return ModelFunctions(functions[::-1], None if functions else engine.unplanned(model.name))
 
 
 class ModelFunctions:
@@ -90,7 +90,7 @@ class ModelFunction:
     @property
     def report(self) -> Report:
         """See `OptimizedFunction.report`."""
-        found = self._step.report if self._step.traced else self._engine.unlimited(self.name)
+        found = self._step.report if self._step.traced else self._engine.unplanned(self.name)
         return replace(found, function=self.name)
 
     def __call__(self, source: Any) -> Any:

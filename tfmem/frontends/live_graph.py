@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from graph_passes import pipeline
+from graph_passes.decision import FusionWhy
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
@@ -27,7 +28,7 @@ from tfmem.kernels.recurrent import with_kernels
 from tfmem.kernels.replace_recurrent import recurrent_plan, with_replacements
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import is_fault
-from tfmem.steps.after_grappler import LARGER, PLANNED, TRACED, WHOLE, stitch, unobserved, unstitched
+from tfmem.steps.after_grappler import stitch, unobserved, unstitched
 from tfmem.steps.static_planning import plan_unobserved, within_budget
 
 REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
@@ -53,7 +54,7 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
     replacements = _replace_layers(graph, source, engine)
     step = _LiveStep(graph, source, editor, engine, loss, fetches)
     _, found = within_budget(engine, name, step.read, step.make, None, bool(replacements.matches), graph)
-    engine.warn_of_kept(name, replacements)
+    engine.notices.warn_of_kept(name, replacements)
     found = with_replacements(found, replacements)
     if engine.stitches:
         found = _stitched(graph, source, engine, fetches, found)
@@ -102,7 +103,7 @@ class _LiveStep:
         assert plan is not None  # there is a budget
         device = self._engine.target.description
         found = pipeline.describe(step, timeline, plan, options.policy, graph=name, device=device)
-        self._engine.warn_of_losses(found)
+        self._engine.notices.warn_of_losses(found)
         if plan.moves:
             pipeline.edit_step(step, timeline, plan, options)
             with self._editor.undone_on_error():
@@ -187,9 +188,9 @@ def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> Recurren
 def _stitched(graph: Any, source: _LiveSource, engine: Engine, fetches: Sequence[str], found: Report) -> Report:
     """Stitch regions in place, where nothing moves and nothing more of the graph is to come; the report of both."""
     if found.transfers:
-        return unstitched(found, engine, PLANNED, LARGER)
+        return unstitched(found, engine, FusionWhy.PLANNED)
     if graph.building_function:
-        return unstitched(found, engine, TRACED, WHOLE)
+        return unstitched(found, engine, FusionWhy.TRACED)
     read = source.read(functions=False)
     feeds = [node.name for node in read if node.op.startswith("Placeholder")]
     roots = unique([*(parse_input(name)[0].node for name in fetches), *sinks(read)])

@@ -3,23 +3,24 @@ library's products and kernels of the rest. All is kept in the cache, so that pr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite, prod
+from typing import Any
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import Shapes, timed, typical
 from custom_ops.fusion.search.bench import point
-from custom_ops.jit.cache import MALFORMED, Cache, UnusableError, digest
+from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.cublas import SIZES, CublasLt, MatrixProduct
 from custom_ops.jit.device import Device, Quiet
 from custom_ops.jit.launch import Enqueue
 from custom_ops.jit.nvrtc import CompileSource, compile_source
+from custom_ops.timing.remembered import Remembered
 from graph_passes.graph.ir import Graph, TensorId, boolean
 from graph_passes.lower.kernel import LoweringError, lower_kernel
 from graph_passes.lower.shapes import TRANSPOSES
@@ -64,9 +65,10 @@ class Measured:
         try:
             with self.device() as (device, cache):
                 identity = f"{device.name} {device.arch} {device.driver_version()}"
-                key = digest(FORMAT, identity, repr(forms[0] if len(forms) == 1 else forms), str(ALGORITHMS))
+                known = product_times(cache)
+                key = known.key(identity, repr(forms[0] if len(forms) == 1 else forms), str(ALGORITHMS))
                 with device.turn():
-                    return cache.read(key, lambda: json.dumps(_timed(device, forms)).encode(), _seconds)
+                    return known.get(key, lambda: _timed(device, forms))
         except KernelError:
             return None
 
@@ -189,11 +191,13 @@ def _one(device: Device, call: Enqueue) -> float:
     return device.time(lambda: call(device.stream)) / 1e3
 
 
-def _seconds(data: bytes) -> float:
-    try:
-        found = float(json.loads(data))
-    except MALFORMED as error:
-        raise UnusableError(str(error)) from error
-    if not (isfinite(found) and found > 0):
-        raise UnusableError("a time that no product can have")
-    return found
+def product_times(cache: Cache) -> Remembered[float]:
+    """The times of the library's products."""
+    return Remembered(FORMAT, cache, float, _seconds)
+
+
+def _seconds(found: Any) -> float:
+    seconds = float(found)
+    if not (isfinite(seconds) and seconds > 0):
+        raise ValueError("a time that no product can have")
+    return seconds

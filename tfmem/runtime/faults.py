@@ -12,11 +12,20 @@ import tensorflow as tf
 
 from custom_ops.errors import CellError, KernelError, ProgramError, TfmemError
 from graph_passes.decision import Decision
-from graph_passes.errors import GraphError, InfeasibleBudgetError
+from graph_passes.errors import (
+    GraphError,
+    InfeasibleBudgetError,
+    NoGradientError,
+    ReplicasError,
+    UnknownShapeError,
+)
 from graph_passes.pipeline import Step
 from graph_passes.report import Report, size
 from tfmem.capture.captured import BODIES
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.notices import Notices
+
+NOT_PLANNABLE = (NoGradientError, ReplicasError, UnknownShapeError)  # graphs that the offload pass is not for
 
 
 def is_fault(error: Exception, reading: bool = False) -> bool:
@@ -32,18 +41,18 @@ def is_fault(error: Exception, reading: bool = False) -> bool:
     return not isinstance(error, TfmemError) or isinstance(error, CellError | KernelError | ProgramError)
 
 
-def fault_note(engine: Engine, name: str, error: Exception, doing: str, instead: str) -> str:
+def fault_note(notices: Notices, name: str, error: Exception, doing: str, instead: str) -> str:
     """The line of a report about a fault, its traceback below it; and the warning, which is shown here.
 
     Args:
-        engine: of the object; the user is warned of its first fault.
+        notices: of the object; the user is warned of its first fault.
         name: of what was optimised.
         error: the fault.
         doing: what failed.
         instead: what happens now.
     """
     what = f"{doing} failed with {type(error).__name__}: {error}; {instead}"
-    engine.warn(
+    notices.warn(
         "fault",
         f"tfmem: {name}: {what}. This is a fault of tfmem's: please report it, with the traceback that "
         "tfmem.report(...) shows",
@@ -75,7 +84,7 @@ def left_by_fault(engine: Engine, report: Report, error: Exception, peak: int | 
             "",
         ) from error
     known = "" if peak is None or budget is None else f", which is estimated at {size(peak)}, within the budget"
-    note = fault_note(engine, report.graph, error, "planning", f"the step runs as it was{known}")
+    note = fault_note(engine.notices, report.graph, error, "planning", f"the step runs as it was{known}")
     return replace(
         report,
         decision=Decision.FAILED,
@@ -84,6 +93,23 @@ def left_by_fault(engine: Engine, report: Report, error: Exception, peak: int | 
         peak_predicted=peak or 0,
         notes=(*report.notes, note),
     )
+
+
+def left_alone(engine: Engine, report: Report, error: TfmemError, replaced: bool) -> Report:
+    """`report` of a step whose memory cannot be planned, saying why.
+
+    Args:
+        engine: budget, and what the user is told.
+        report: of the step without a budget.
+        error: one of `NOT_PLANNABLE`; raised again if the user gave a budget.
+        replaced: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
+    """
+    if engine.must_fit:
+        raise error
+    if not replaced:
+        told = f"tfmem: {report.graph} is left as it was, its memory was not planned: {error}"
+        engine.notices.warn("not planned", told)
+    return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
 
 
 def estimated_peak(engine: Engine, step: Step | None, graph: tf.Graph | None) -> int | None:
@@ -99,7 +125,7 @@ def estimated_peak(engine: Engine, step: Step | None, graph: tf.Graph | None) ->
             return step.timeline(engine.estimate(workspace=True)).peak
     with suppress(Exception):
         most = None if graph is None else _all_at_once(graph)
-        return None if most is None else engine.in_use + most
+        return None if most is None else engine.memory.in_use + most
     return None
 
 

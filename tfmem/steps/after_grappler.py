@@ -8,7 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from custom_ops.background import go_on
-from graph_passes.decision import Fusion
+from graph_passes.decision import Fusion, FusionWhy
 from graph_passes.graph.source import Source
 from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
 from graph_passes.pipeline import Phase, run_passes
@@ -18,13 +18,6 @@ from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.grappler import run_grappler
 from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 from tfmem.runtime.engine import Engine
-
-BY_MODEL = "stitched, as the model has it: nothing was timed"
-NOTHING = "nothing to stitch"
-PLANNED = "left as it was: a plan for the memory budget runs in its place"
-LARGER = "give a memory_budget under which nothing has to move"
-TRACED = "not stitched: more of the function is still to be traced"
-WHOLE = "pass the tf.function itself to tfmem.optimize"
 
 # Those of which it is known that TF32's kernels want channels last.
 _CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
@@ -86,7 +79,7 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         what = f"{faults[0].name} stays as it was: {faults[0].reason}{more}"
-        engine.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
+        engine.notices.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
     return done
 
 
@@ -120,23 +113,28 @@ def with_regions(report: Report, done: FusionPlan, why: str) -> Report:
 def unobserved(report: Report, done: FusionPlan) -> Report:
     """`report` of a graph that nobody runs here, so that its regions cannot be timed."""
     if not done.regions:
-        return replace(with_regions(report, done, NOTHING), fusion_state=Fusion.LEFT)
-    return with_regions(with_decision(report), done, BY_MODEL)
+        return replace(with_regions(report, done, FusionWhy.NOTHING), fusion_state=Fusion.LEFT)
+    return with_regions(with_decision(report), done, FusionWhy.BY_MODEL)
 
 
-def unstitched(report: Report, engine: Engine, why: str, cure: str) -> Report:
+def unstitched(report: Report, engine: Engine, reason: FusionWhy) -> Report:
     """`report` of a step that is not stitched; a user who asked for it is told.
 
     Args:
-        report: of it.
-        engine: its options.
-        why: in words.
-        cure: what the user can do.
+        report: of the step.
+        engine: its options, and what the user is told.
+        reason: why.
     """
     if "fusion" in (engine.options.passes or ()):
-        engine.warn("fusion", f"tfmem: {report.graph} was to be stitched, and is {why}; {cure}; see tfmem.report(...)")
-    notes = (*report.notes, f"to have it stitched, {cure}")
-    return replace(report, fusion=why, fusion_state=Fusion.LEFT, notes=notes)
+        told = f"tfmem: {report.graph} was to be stitched, and is {reason}; {reason.cure}; see tfmem.report(...)"
+        engine.notices.warn("fusion", told)
+    notes = (*report.notes, f"to have it stitched, {reason.cure}")
+    return replace(with_fusion(report, reason), notes=notes)
+
+
+def with_fusion(report: Report, why: FusionWhy) -> Report:
+    """`report`, saying why the step runs stitched or not."""
+    return replace(report, fusion=why, fusion_state=why.state)
 
 
 def with_decision(report: Report) -> Report:

@@ -115,7 +115,7 @@ class Known:
         self._trace = trace
         self._others = others
         self._scales = engine.observes and not engine.target.is_gpu  # what cuDNN chooses does not scale
-        self._in_use = engine.in_use_alone
+        self._in_use = engine.memory.in_use_alone
         self._memory = engine.target.memory
         self._key = trace.fingerprint(budget)
         self._cache = ProfileCache(engine.options.cache_directory)

@@ -1,31 +1,48 @@
-"""One traced training step, managed: called as the trace itself, while its stages go on underneath."""
+"""One traced training step, managed: called as the trace itself, while it goes through the phases of its life."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from graph_passes.decision import Fusion
+from graph_passes.decision import FusionWhy
 from graph_passes.report import Report
 from tfmem.capture.concrete_function import call_traced, is_recorded
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.faults import fault_note
 from tfmem.runtime.out_of_memory import SUSPECTS
 from tfmem.runtime.progress import shown
-from tfmem.steps.after_grappler import LARGER, PLANNED, unstitched
-from tfmem.steps.deferred_start import MEANWHILE, Later, can_wait, start
-from tfmem.steps.fusion_stage import AS_IT_WAS, FusionStage
+from tfmem.steps import contest, measuring
+from tfmem.steps.after_grappler import with_fusion
+from tfmem.steps.contest import fuse, take_turn
+from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles
-from tfmem.steps.measured_call import sampled, watched
+from tfmem.steps.phases import Event, Machine, Move, Phase
+from tfmem.steps.planning import begin
 from tfmem.steps.random_streams import Draws
-from tfmem.steps.stage import Stage
-from tfmem.steps.stages import Stages
+from tfmem.steps.settling import left
+from tfmem.steps.states import (
+    Checking,
+    Contest,
+    Failed,
+    Fusing,
+    Placed,
+    Planning,
+    Probed,
+    Settled,
+    State,
+    Trying,
+    Warming,
+)
 from tfmem.steps.trace import Trace
+from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
 
-BEGINNING = "planning in the background"
+_FINAL = (Settled, Failed)
+_runs = itertools.count(1)
 
 
 class ManagedStep:
@@ -52,129 +69,175 @@ class ManagedStep:
             InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
             SpillDirectoryError: see `graph_passes.errors`.
         """
-        self._engine = engine
         self._given = concrete
-        self._lock = threading.RLock()
-        self._took = 0.0  # seconds of the latest staged call
+        self._lock = threading.RLock()  # of calls that run alone, and of what replaces the state
+        self._timing = threading.Lock()  # of the thread that times
+        self._took = 0.0  # seconds of the latest call with probes
+        self._new_trace = partial(Trace, concrete, engine, jit_compile, draws)
+        trace = self._new_trace()
         others = BatchProfiles() if others is None else others
-        self._make = partial(Trace, concrete, engine, jit_compile, draws)
-        self._trace = trace = self._make()
-        self._stages = Stages(engine, trace, others)
-        self._later: Later | None = None
-        self._fusion: FusionStage | None = None
-        self._unstitched: Report | None = None
-        self._label = engine.label or trace.name
+        self._job = job = Job(engine, trace, others, engine.budget, next(_runs))
+        self._machine: Machine[State] = Machine(engine.label or trace.name, job.given())
         count = len(concrete.graph.get_operations())
-        with shown(engine.options.progress, lambda: f"planning {self._label} ({count:,} ops)"):
-            if can_wait(engine, trace):
-                self._later = Later(Stages(engine, trace, others), engine.budget)
-            else:
-                start(self._stages, engine.budget)
-                self._stitch()
+        with shown(engine.options.progress, lambda: f"planning {self._machine.name} ({count:,} ops)"):
+            self._move(begin(job))
+            self._go_on()
 
-    def _stitch(self) -> None:
-        """Go on with the fusion pass, once it is settled that no memory has to move."""
-        if not self._engine.stitches or self._stages.stage is not Stage.READY:
-            return
-        if self._stages.leaves_as_it_was:
-            fusion = FusionStage(self._engine, self._trace, self._stages.report)
-            fusion.start()
-            self._fusion = fusion
-        else:
-            self._unstitched = unstitched(self._stages.report, self._engine, PLANNED, LARGER)
+    @property
+    def _state(self) -> State:
+        return self._machine.state
 
-    def _take_over(self) -> None:
-        """Go on with stages that began in the background, once they have."""
+    def _move(self, move: Move[State]) -> State:
+        return self._machine.move(move)
+
+    def _go_on(self) -> None:
+        """Go on to fusion, once memory is settled."""
+        if isinstance(state := self._state, Placed):
+            self._move(fuse(self._job, state))
+
+    def _take_over(self) -> State:
+        """The state, once what a thread has planned was gone on with, if it has."""
         with self._lock:
-            later = self._later
-            if later is None or not later.thread.done:
-                return
-            if later.error is None:
-                self._stages = later.stages
+            state = self._state
+            if not isinstance(state, Planning) or not state.work.done:
+                return state
+            if state.work.result is not None:
+                self._move(state.work.result)
             else:
-                self._trace = self._make()
-                note = fault_note(self._engine, self._trace.name, later.error, BEGINNING, "the step runs as it was")
-                self._stages.report = replace(self._stages.report, notes=(note,))
-            self._stitch()
-            self._later = None
+                error = state.work.error or RuntimeError("planning ended without a result")
+                self._job = job = replace(self._job, trace=self._new_trace())
+                notes = (job.noted(error, "planning in the background", "the step runs as it was"),)
+                report = replace(state.report, notes=notes)
+                self._move(left(job, replace(state, report=report), Event.FAULT))
+            self._go_on()
+            return self._state
+
+    @property
+    def phase(self) -> Phase:
+        """Where the step is in its life."""
+        return self._state.phase
 
     @property
     def report(self) -> Report:
         """What was decided and measured by now."""
-        if self._later:
-            return replace(self._stages.report, fusion=MEANWHILE, fusion_state=Fusion.UNDECIDED)
-        if self._fusion:
-            return self._fusion.report
-        report = self._stages.report
-        if not self._engine.stitches:
-            return report
-        return self._unstitched or replace(report, fusion=AS_IT_WAS, fusion_state=Fusion.UNDECIDED)
+        state = self._state
+        if isinstance(state, Fusing) and state.work.result is not None:
+            return state.work.result.report
+        if isinstance(state, Planning):
+            return with_fusion(state.report, FusionWhy.MEANWHILE)
+        if self._job.engine.stitches and isinstance(state, Probed | Checking | Placed):
+            return with_fusion(state.report, FusionWhy.UNDECIDED)
+        return state.report
 
     @property
     def unchanged(self) -> bool:
         """Whether calls go to the trace as it was given, by now and for good."""
-        return self._runs is self._given and self.settled
+        state = self._state
+        return state.phase.is_final and state.function is self._given
 
     @property
     def settled(self) -> bool:
         """Whether `function` is final and holds no probes."""
-        if self._later:
-            return False
-        return self._fusion.settled if self._fusion else self._stages.stage is Stage.READY
+        return self._state.phase.is_final
 
     @property
     def function(self) -> Any:
         """The `ConcreteFunction` that runs by now; it can be called, put into other graphs, and saved."""
-        return getattr(self._runs, "portable", self._runs)
+        function = self._state.function
+        return getattr(function, "portable", function)
 
-    @property
-    def _runs(self) -> Any:
-        return (self._fusion or self._stages).function
+    def wait(self) -> None:
+        """Until what a thread plans is done; the next call goes on with it."""
+        if isinstance(state := self._state, Planning | Fusing):
+            state.work.wait()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        if self._later:
-            self._take_over()
-        if self._later or self.settled or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
-            result = call_traced(self._runs, args, kwargs)
-            if later := self._later:
-                later.thread.begin()
+        state = self._machine.state
+        if isinstance(state, _FINAL):  # the only way that is walked for good, so it is short
+            return call_traced(state.function, args, kwargs)
+        if isinstance(state, Planning):
+            state = self._take_over()
+        if isinstance(state, Planning):
+            result = call_traced(state.function, args, kwargs)
+            state.work.begin()
             return result
-        if self._fusion:
-            return self._fusion(args, kwargs)
+        if state.phase.is_final or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
+            return call_traced(state.function, args, kwargs)
+        if state.phase.is_beside:
+            return self._beside(args, kwargs)
         with self._lock:  # an observed step runs alone
-            if self._fusion or self.settled:  # since another thread's call
-                return call_traced(self._runs, args, kwargs)
-            result = self._staged(args, kwargs)
-            self._stitch()
-            return result
+            return self._alone(args, kwargs)
 
-    def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stages = self._stages
-        while stages.stage not in (Stage.CHECK, Stage.READY):
-            began, doing = time.monotonic(), f"{self._label}: {stages.doing}"  # after the call, it is what comes next
-            with shown(self._engine.options.progress, partial(str, doing), self._took):
-                done, result = self._probed(args, kwargs)
-            self._took = time.monotonic() - began
-            if done:
-                return result
+    def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a step that is measured, until it has run other than dry; then go on to what follows."""
+        done, result = False, None
+        while not done and isinstance(state := self._state, Probed):
             del result
-        if stages.stage is Stage.READY:
-            return call_traced(stages.function, args, kwargs)
-        result, peak = watched(self._engine, partial(call_traced, stages.function), (args, kwargs), {})
-        stages.ran()
-        stages.check(peak)
+            began, doing = time.monotonic(), f"{self._machine.name}: {self._doing(state)}"
+            with shown(self._job.engine.options.progress, partial(str, doing), self._took):
+                done, result = self._probed(state, args, kwargs)
+            self._took = time.monotonic() - began
+        if not done:
+            result = self._unprobed(args, kwargs)
+        self._go_on()
         return result
 
-    def _probed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+    def _doing(self, state: Probed) -> str:
+        """What the next call with probes does, in words."""
+        if isinstance(state, Trying):
+            most = GPU_TRIALS if self._job.is_gpu else 1 + CPU_RETRIES
+            return f"trial {len(state.search.trials) + 1} of at most {most}"
+        return "running a first plan" if isinstance(state, Warming) else "observing a step"
+
+    def _probed(self, state: Probed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Run a plan with probes; whether that was the step, and its result."""
-        stages = self._stages
+        job = self._job
         try:
-            function = partial(call_traced, stages.function)
-            result, samples, flow = sampled(self._engine, stages.run, function, (args, kwargs), {})
+            function = partial(call_traced, state.function, args, kwargs)
+            result, samples, flow = job.engine.meter.sampled(job.run, function)
         except SUSPECTS as error:
-            stages.give_up(error)
+            self._move(measuring.short_of_memory(job, state, error))
             return False, None
-        stages.ran()
-        stages.go_on(samples, flow)
-        return not stages.dry_run, result
+        job.trace.ran(state.function)
+        self._move(measuring.ran(job, state, samples, flow))
+        return not state.search.dry_run, result
+
+    def _unprobed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what was chosen, and watch it if it is to be."""
+        state, job = self._state, self._job
+        function = partial(call_traced, state.function, args, kwargs)
+        if not isinstance(state, Checking):  # since the call, or since another thread's
+            return function()
+        result, peak = job.engine.meter.watched(function)
+        job.trace.ran(state.function)
+        self._move(measuring.watched(job, state, peak))
+        return result
+
+    def _beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the step, and perhaps time it: before, on copies, or as it runs."""
+        before = self._state  # what it runs is kept until its successor has run, which goes on with its random numbers
+        ready = not isinstance(before, Fusing) or before.work.done
+        if ready and self._timing.acquire(blocking=False):
+            try:
+                state = self._timed(args, kwargs)
+                if isinstance(state, Contest) and state.turns is not None:
+                    result, move = take_turn(state, state.turns, args, kwargs)
+                    self._move(move)
+                    return result
+            finally:
+                self._timing.release()
+        with nullcontext() if ready else self._job.engine.alternation.call():
+            result = call_traced(self._state.function, args, kwargs)
+        if isinstance(before, Fusing):
+            before.work.begin()
+        return result
+
+    def _timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        """The state once what is known by now was decided, and a slice of timing has passed."""
+        state = self._state
+        if isinstance(state, Fusing):
+            state = self._move(contest.planned(state))
+        if isinstance(state, Contest) and state.turns is None:
+            state = self._move(contest.contest(state, args, kwargs))
+        return state

@@ -9,6 +9,7 @@ from typing import TypeVar
 from graph_passes import pipeline
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.memory.workspace import squeezed
+from graph_passes.decision import FusionWhy
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
@@ -20,10 +21,10 @@ from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, op_name, require_feeds, unique
 from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
-from tfmem.runtime.engine import NOT_PLANNABLE, Engine
-from tfmem.runtime.faults import estimated_peak, fault_note, is_fault, left_by_fault
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import NOT_PLANNABLE, estimated_peak, fault_note, is_fault, left_alone, left_by_fault
 from tfmem.runtime.progress import shown
-from tfmem.steps.after_grappler import LARGER, PLANNED, grappled, grappled_to_stitch, stitched, unobserved, unstitched
+from tfmem.steps.after_grappler import grappled, grappled_to_stitch, stitched, unobserved, unstitched
 
 Made = TypeVar("Made")
 
@@ -58,7 +59,7 @@ def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, Offl
     else:
         if plan.moves and generous is not least:
             timeline, plan = min((timeline, plan), short_of_workspace(), key=lambda found: found[1].after.seconds)
-    engine.require_host_room(timeline, plan)
+    engine.memory.require_host_room(timeline, plan)
     return timeline, plan
 
 
@@ -86,7 +87,7 @@ def within_budget(
     Raises:
         InfeasibleBudgetError: no plan meets the budget, or planning failed and the step may need more than the budget.
     """
-    found = engine.unlimited(name)
+    found = engine.unplanned(name)
     if engine.budget is None:
         return unplanned, found
     step = None
@@ -95,7 +96,7 @@ def within_budget(
             step = read()
             return make(step)
     except NOT_PLANNABLE as error:
-        return unplanned, engine.left_alone(found, error, replaced)
+        return unplanned, left_alone(engine, found, error, replaced)
     except Exception as error:
         if not is_fault(error, reading=step is None):
             raise
@@ -118,10 +119,10 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
     given = _GraphDefStep(captured, engine, fetches)
     edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured, bool(replacements.matches))
     if engine.stitches and found.transfers:
-        found = unstitched(found, engine, PLANNED, LARGER)
+        found = unstitched(found, engine, FusionWhy.PLANNED)
     elif engine.stitches:
         edited, found = _stitched(captured, engine, found, fetches)
-    engine.warn_of_kept("GraphDef", replacements)
+    engine.notices.warn_of_kept("GraphDef", replacements)
     return edited, with_replacements(found, replacements)
 
 
@@ -136,7 +137,7 @@ def _stitched(captured: Captured, engine: Engine, found: Report, fetches: Sequen
     except Exception as error:
         if not is_fault(error, reading=True):
             raise
-        note = fault_note(engine, "GraphDef", error, "stitching", "the graph stays as it was")
+        note = fault_note(engine.notices, "GraphDef", error, "stitching", "the graph stays as it was")
         planned, done, found = captured, FusionPlan(), replace(found, notes=(*found.notes, note))
     return planned if done.regions else captured, unobserved(found, done)
 
@@ -167,7 +168,7 @@ class _GraphDefStep:
         assert plan is not None  # there is a budget
         options, device = self._engine.options.offload, self._engine.target.description
         found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)
-        self._engine.warn_of_losses(found)
+        self._engine.notices.warn_of_losses(found)
         if not plan.moves:
             return self._captured, found
         pipeline.edit_step(step, timeline, plan, options, editor=self._graph, spill_key=self._engine.spill_key)

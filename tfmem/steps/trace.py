@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from graph_passes import pipeline
 from graph_passes.analysis.memory.region import waits_in_place, with_waits
 from graph_passes.analysis.memory.replicas import shared_by
 from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.decision import Xla
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
@@ -29,11 +30,23 @@ from tfmem.runtime.profile_cache import fingerprint
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
-from tfmem.steps.stage import SURELY_FITS
 
-RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
-MOVED_OUTSIDE = "off: memory ops cannot live inside XLA"
-ORDERED_OUTSIDE = "off: the planned order cannot be held inside XLA"
+
+@dataclass(frozen=True)
+class _Read:
+    """A trace as it is planned.
+
+    Attributes:
+        captured: after Grappler, its recurrent layers replaced.
+        step: the graph, and what planning needs to know of it.
+        graphs: makes functions of graphs that run in place of the trace.
+        dry_run: whether a dry run of it would leave nothing behind.
+    """
+
+    captured: Captured
+    step: pipeline.Step
+    graphs: StepGraphs
+    dry_run: bool
 
 
 class Trace:
@@ -62,9 +75,8 @@ class Trace:
         self._shapes = engine.feed_shapes
         self._source: Captured | None = None
         self._optimized: Captured | None = None
-        self._step: pipeline.Step | None = None
         self._draws = draws
-        self._graphs: StepGraphs | None = None
+        self._read: _Read | None = None
 
     def replaced_layers(self) -> tuple[Captured, RecurrentPlan] | None:
         """The trace with its recurrent layers replaced, for `use_layers`; None if they are not to be.
@@ -121,7 +133,7 @@ class Trace:
 
     def drawing(self) -> StepGraphs:
         """What makes functions of it after Grappler, which go on with the random numbers of those that ran before."""
-        return self._graphs or self.graphs_of(self.optimized())
+        return self._read.graphs if self._read else self.graphs_of(self.optimized())
 
     def read(self) -> None:
         """Read the step that planning is about.
@@ -130,57 +142,62 @@ class Trace:
             AlreadyOptimizedError: the trace holds tfmem's ops.
             GraphError: `input_shapes` names what is no input.
         """
-        engine = self._engine
-        self._captured = self.optimized()
-        inferred = shaped_graph(self._captured, feed_shapes=self._shapes)
-        graph = serde.from_graph_def(self._captured.graph_def, inferred=inferred, functions=True)
+        engine, captured = self._engine, self.optimized()
+        inferred = shaped_graph(captured, feed_shapes=self._shapes)
+        graph = serde.from_graph_def(captured.graph_def, inferred=inferred, functions=True)
         if engine.target.is_gpu:
             graph = with_waits(graph, waits_in_place(graph))
-        fetches = [parse_input(name)[0] for name in self._captured.fetches]
-        self.can_dry_run = engine.target.is_gpu and can_dry_run(graph)
         step = pipeline.Step.read(
             graph,
-            self._captured.creation_order,
-            fetches,
+            captured.creation_order,
+            [parse_input(name)[0] for name in captured.fetches],
             merging=engine.merges,
             counted=engine.counted,
-            of_data=sized_by_data(self._captured, graph, self._shapes),
+            of_data=sized_by_data(captured, graph, self._shapes),
         )
-        self._step = replace(step, shared=step.shared or shared_by(every_node(self._captured.graph_def)))
-        self._graphs = self.graphs_of(self._captured)
+        step = replace(step, shared=step.shared or shared_by(every_node(captured.graph_def)))
+        dry_run = engine.target.is_gpu and can_dry_run(graph)
+        self._read = _Read(captured, step, self.graphs_of(captured), dry_run)
 
     def surely_fits(self, budget: int) -> bool:
         """Whether the step needs so much less than the budget that nothing has to move: all its tensors together, where
         their sizes are known, or by an estimate; see `read`."""
         together = estimated_peak(self._engine, None, self.concrete.graph)
-        if together is not None and together <= SURELY_FITS * budget:
+        if together is not None and together <= self._engine.surely_fits * budget:
             return True
         self.read()
-        return self.step.timeline(self._engine.estimate(workspace=True)).peak <= SURELY_FITS * budget
+        return self.step.timeline(self._engine.estimate(workspace=True)).peak <= self._engine.surely_fits * budget
 
     @property
     def shared(self) -> bool:
         """Whether other replicas run the step with this one, which waits for them; see `pipeline.Step`."""
-        return self._step is not None and bool(self._step.shared)
+        return self._read is not None and bool(self._read.step.shared)
 
     @property
     def step(self) -> pipeline.Step:
         """What `read` read."""
-        if self._step is None:
-            raise GraphError(f"'{self.name}' was not read")
-        return self._step
+        return self._known.step
 
     @property
     def graphs(self) -> StepGraphs:
         """What makes functions of the graphs that run in place of the trace, once it was read."""
-        if self._graphs is None:
-            raise GraphError(f"'{self.name}' was not read")
-        return self._graphs
+        return self._known.graphs
 
     @property
     def creation_order(self) -> tuple[str, ...]:
         """Names of its ops, in the order in which the program made them; of a trace that was read."""
-        return self._captured.creation_order
+        return self._known.captured.creation_order
+
+    @property
+    def can_dry_run(self) -> bool:
+        """Whether a dry run of the step would leave nothing behind; of a trace that was read."""
+        return self._known.dry_run
+
+    @property
+    def _known(self) -> _Read:
+        if self._read is None:
+            raise GraphError(f"'{self.name}' was not read")
+        return self._read
 
     @property
     def input_specs(self) -> tuple[tuple[str, tuple[int | None, ...] | None], ...]:
@@ -194,7 +211,7 @@ class Trace:
 
     def estimated_peak(self) -> int | None:
         """Bytes that the trace needs as it was given, after something failed; None if not even that is known."""
-        return estimated_peak(self._engine, self._step, self.concrete.graph)
+        return estimated_peak(self._engine, self._read.step if self._read else None, self.concrete.graph)
 
     def fingerprint(self, budget: int) -> str:
         """What a profile of the step is kept under."""
@@ -211,7 +228,7 @@ class Trace:
         """A function that runs `plan`, with probes if told; a dry run writes no variable."""
         options, key = self._engine.options.offload, self._engine.spill_key
         edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
-        graph_def = serde.to_graph_def(edited, self._captured.graph_def)
+        graph_def = serde.to_graph_def(edited, self._known.captured.graph_def)
         return self.graphs.restore(graph_def, dry_run=dry_run)
 
     def unmoved(self) -> Any:
@@ -223,14 +240,13 @@ class Trace:
 
     def ran(self, function: Any) -> None:
         """`function` ran last in place of the trace."""
-        if self._graphs is not None:
-            self._graphs.ran(function)
+        if self._read is not None:
+            self._read.graphs.ran(function)
 
     def unplanned(self) -> Report:
         """The report while nothing is planned."""
         lost = self.jit_compile and self.replacements.matches
-        why = RECURRENT_OUTSIDE if lost else ""
-        report = replace(self._engine.unlimited(self.name), jit_compile=why, xla_lost=bool(why))
+        report = replace(self._engine.unplanned(self.name), jit_compile=Xla.RECURRENT if lost else Xla.NO_PART)
         return with_replacements(report, self.replacements)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
@@ -246,11 +262,16 @@ class Trace:
         policy, device = engine.options.offload.policy, engine.target.description
         report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
         ordered = not plan.moves and not given
-        lost = ORDERED_OUTSIDE if ordered else ""
-        lost = MOVED_OUTSIDE if plan.moves else lost
-        lost = RECURRENT_OUTSIDE if self.replacements.matches else lost
         decision = ORDERED if ordered else report.decision
         report = replace(report, decision=decision, budget=engine.budget)
         if self.jit_compile:
-            report = replace(report, jit_compile=lost or "left on", xla_lost=bool(lost))
+            report = replace(report, jit_compile=self._xla(plan, ordered))
         return with_replacements(report, self.replacements)
+
+    def _xla(self, plan: OffloadPlan, ordered: bool) -> Xla:
+        """What becomes of XLA, which would run the trace, under `plan`."""
+        if self.replacements.matches:
+            return Xla.RECURRENT
+        if plan.moves:
+            return Xla.MOVED
+        return Xla.ORDERED if ordered else Xla.LEFT_ON

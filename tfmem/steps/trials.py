@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 
 from custom_ops.errors import TfmemError
 from custom_ops.load import Counters
+from custom_ops.timing.rounds import fastest
 from graph_passes.analysis.memory.fragmentation import Room, without_workspace
 from graph_passes.analysis.memory.observe import Observation
 from graph_passes.analysis.memory.timeline import Timeline
@@ -19,7 +21,7 @@ from graph_passes.passes.offload.plan import OffloadPlan, tighter
 from graph_passes.passes.offload.repair import SHORT
 from graph_passes.passes.offload.thin import thinned
 from graph_passes.report import Report, measured
-from tfmem.runtime.engine import Engine
+from tfmem.runtime.device_memory import DeviceMemory
 
 LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest that is not fragmented
 LESS, LESS_IF_LONG = 1, 3  # percent each time; the second where a replay takes more than milliseconds
@@ -62,18 +64,22 @@ class Plans:
     """The plans of a step under a budget, in the order in which they are worth running.
 
     Attributes:
-        engine: tells the host's room.
+        memory: the device's; also tells the host's room.
         timeline: the step.
         budget: bytes.
         make: makes a plan for `budget` bytes, in a `room` if that is given; the `widest` one if asked.
         room: what is free of a GPU's memory before the step; None on a CPU.
     """
 
-    engine: Engine
+    memory: DeviceMemory
     timeline: Timeline
     budget: int
     make: Callable[..., OffloadPlan]
     room: Room | None
+
+    def remembering(self) -> Plans:
+        """The plans again, none of which is made twice: they are asked for before each trial."""
+        return replace(self, make=cache(self.make))
 
     def first(self, least: OffloadPlan) -> Iterator[OffloadPlan]:
         """Plans to run before workspace is known, the next if one runs out of memory.
@@ -83,7 +89,7 @@ class Plans:
         """
         widest = self.make(budget=self.budget, widest=True, room=self.room)
         try:
-            self.engine.require_host_room(self.timeline, widest)
+            self.memory.require_host_room(self.timeline, widest)
         except TfmemError:
             widest = least
         if self.room is None:
@@ -123,7 +129,7 @@ class Plans:
                     yield tight
             return
         found = self.make(budget=self.budget)
-        self.engine.require_host_room(self.timeline, found)
+        self.memory.require_host_room(self.timeline, found)
         yield found
 
     def no_room(self, op: str) -> InfeasibleBudgetError | None:
@@ -131,7 +137,7 @@ class Plans:
         for the plan with the most memory to spare."""
         if self.room is None:
             return None
-        room, given = self.room, self.engine.target.memory
+        room, given = self.room, self.memory.target.memory
 
         def finds_room(memory: int) -> bool:
             larger = room.grown(memory - given)
@@ -173,7 +179,7 @@ class Plans:
         shares = range(100, LEAST_SHARE - 1, -less)
         for found in chain.from_iterable(self._for_share(self.budget * share // 100, room) for share in shares):
             try:
-                self.engine.require_host_room(timeline, found)
+                self.memory.require_host_room(timeline, found)
             except TfmemError:
                 continue
             if found.actions in seen:
@@ -215,8 +221,9 @@ def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
     """The fastest trial that met the budget, else the one that came nearest; and what a report should say of it."""
     notes: list[str] = []
     met = [trial for trial in trials if trial.seen.peak <= budget]
-    if met:
-        best = min(met, key=lambda trial: trial.seen.step_seconds)
+    number = fastest([trial.seen.step_seconds for trial in met])
+    if number is not None:
+        best = met[number]
     else:
         best = min(trials, key=lambda trial: trial.seen.peak)
         notes.append(Missed.of(f" by {best.seen.peak - budget:,} bytes: no plan that was tried stayed within it"))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from custom_ops.timing.rounds import Rounds
 
 ROUNDS = 15
 BLOCK = 5e-3  # seconds of one of them in a round: short steps run several times in a row, as they do in training
@@ -33,16 +37,24 @@ class Times:
         return self.stitched <= self.given
 
 
+def _pair(**how: Any) -> Rounds:
+    return Rounds(2, ROUNDS, **how)
+
+
+def _found(rounds: Rounds) -> Times | None:
+    return Times(*rounds.times) if rounds.clear else None
+
+
 @dataclass
-class Contest:
-    """Runs both in turn. What else a machine does only ever adds time, so the least time of each counts.
+class Slices:
+    """Runs both in turn, a slice of time in each call of a step.
 
     Attributes:
         clock: seconds.
     """
 
     clock: Callable[[], float] = time.perf_counter
-    _rounds: list[tuple[float, float]] = field(default_factory=list)
+    _rounds: Rounds = field(default_factory=partial(_pair, few=FEW, large=LARGE))
     _runs: int = 0  # in a row; 0 before the first round, in which kernels are made
 
     def go_on(self, given: Run, stitched: Run, limit: float) -> Times | None:
@@ -55,29 +67,19 @@ class Contest:
         """
         began = self.clock()
         took = 0.0  # seconds of the latest round: a step longer than `limit` has one in each slice
-        while not self._is_clear:
+        while not self._rounds.clear:
             now = self.clock()
             if now - began + took > limit:
                 return None
             if self._runs:
-                self._rounds.append(self._round(given, stitched))
+                for seconds in self._round(given, stitched):
+                    self._rounds.add(seconds)
             else:
                 self._round(given, stitched)
                 least = sum(self._round(given, stitched)) / 2
                 self._runs = max(1, min(MOST, int(BLOCK / least)))
             took = self.clock() - now
-        return self._times
-
-    @property
-    def _times(self) -> Times:
-        return Times(min(row[0] for row in self._rounds), min(row[1] for row in self._rounds))
-
-    @property
-    def _is_clear(self) -> bool:
-        if not FEW <= len(self._rounds) < ROUNDS:
-            return len(self._rounds) >= ROUNDS
-        less, more = sorted((self._times.given, self._times.stitched))
-        return more > LARGE * less
+        return _found(self._rounds)
 
     def _round(self, given: Run, stitched: Run) -> tuple[float, float]:
         return self._least(given), self._least(stitched)
@@ -93,24 +95,19 @@ class Contest:
 
 @dataclass
 class Turns:
-    """The same for a step that cannot be run on copies: its own calls run one of the two in turn, and are timed.
+    """Times a step that cannot be run on copies: its own calls run one of the two in turn.
 
-    Attributes:
-        seconds: of the calls so far, as the step was and stitched.
+    The first of each makes kernels and does not count.
     """
 
-    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    _rounds: Rounds = field(default_factory=partial(_pair, skipped=1, mirrored=True))
 
     @property
     def stitched(self) -> bool:
-        """What the next call runs: in pairs, every other one backwards, since a call may slow down the next."""
-        calls = len(self.seconds[0]) + len(self.seconds[1])
-        return calls % 4 in (1, 2)
+        """What the next call runs."""
+        return bool(self._rounds.turn)
 
     def add(self, seconds: float) -> Times | None:
-        """What that call took; the result after the last. The first of each makes kernels and does not count."""
-        self.seconds[self.stitched].append(seconds)
-        if min(map(len, self.seconds)) <= ROUNDS:
-            return None
-        given, stitched = (min(each[1:]) for each in self.seconds)
-        return Times(given, stitched)
+        """What that call took; the result after the last."""
+        self._rounds.add(seconds)
+        return _found(self._rounds)

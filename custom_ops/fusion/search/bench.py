@@ -1,4 +1,4 @@
-"""Times fusion kernels on a device, for the tuner (`custom_ops/jit/tune.py`)."""
+"""Times fusion kernels on a device, for the tuner (`custom_ops/timing/tune.py`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Enqueue, Kernel, Module
-from custom_ops.jit.tune import Measured
+from custom_ops.timing.tune import Measured
 
 CHECKED = 1 << 16  # elements of all tensors and outputs, at most, for results to be compared with the definition
 EXACT, ROUNDED = 1e-4, 4e-3  # what results may be off by; the latter of products in TF32

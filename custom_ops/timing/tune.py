@@ -5,11 +5,11 @@ A point is what a choice is made for: a batch size, a shape. A configuration is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import ceil
 from sys import maxsize
 from typing import Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
@@ -18,8 +18,10 @@ from tqdm import tqdm
 
 from custom_ops.background import go_on
 from custom_ops.errors import KernelError
-from custom_ops.jit.cache import MALFORMED, Cache, UnusableError, digest
+from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
+from custom_ops.timing import rounds
+from custom_ops.timing.remembered import Remembered
 
 FORMAT = "tuned 5"
 NEVER = float("inf")
@@ -121,13 +123,18 @@ def tune(
         KernelError: no configuration fits the device at one of the points, or none of them compiles and runs.
     """
 
-    def made() -> bytes:
+    def made() -> list[Trial[C, P]]:
         trials = _timed(bench, candidates, points, top, progress)
         _require_one_each(bench, trials, points)  # before it is kept: a failure may be another program's on the device
-        return json.dumps([asdict(trial) for trial in trials]).encode()
+        return trials
 
-    key = digest(FORMAT, bench.identity, str(list(points)), str(top), purpose)
-    return cache.read(key, made, lambda data: _kept(bench, data, points))
+    known = remembered(bench, cache, points)
+    return known.get(known.key(bench.identity, str(list(points)), str(top), purpose), made)
+
+
+def remembered(bench: Bench[C, P], cache: Cache, points: Sequence[P]) -> Remembered[list[Trial[C, P]]]:
+    """What `tune` keeps."""
+    return Remembered(FORMAT, cache, lambda trials: [asdict(trial) for trial in trials], partial(_kept, bench, points))
 
 
 def fastest(bench: Bench[C, P], trials: Sequence[Trial[C, P]], point: P) -> Trial[C, P]:
@@ -139,10 +146,10 @@ def fastest(bench: Bench[C, P], trials: Sequence[Trial[C, P]], point: P) -> Tria
     at_point = [trial for trial in trials if trial.point == point]
     if not at_point:
         raise KernelError(f"no configuration fits the device with {bench.name(point)}")
-    best = min(at_point, key=lambda trial: trial.measured)
-    if best.measured == NEVER:
-        raise KernelError(f"none of {len(at_point)} kernels runs with {bench.name(point)}: {best.error}")
-    return best
+    best = rounds.fastest([trial.measured for trial in at_point])
+    if best is None:
+        raise KernelError(f"none of {len(at_point)} kernels runs with {bench.name(point)}: {at_point[0].error}")
+    return at_point[best]
 
 
 def timed(bench: Bench[C, P], trial: Trial[C, P]) -> Trial[C, P]:
@@ -159,17 +166,17 @@ def _require_one_each(bench: Bench[C, P], trials: Sequence[Trial[C, P]], points:
         fastest(bench, trials, point)
 
 
-def _kept(bench: Bench[C, P], data: bytes, points: Sequence[P]) -> list[Trial[C, P]]:
+def _kept(bench: Bench[C, P], points: Sequence[P], values: Any) -> list[Trial[C, P]]:
     """The trials that a file of the cache holds.
 
     Raises:
-        UnusableError: it holds something else.
+        ValueError: it holds something else.
     """
     try:
-        trials = [_trial(bench, values, points) for values in json.loads(data)]
+        trials = [_trial(bench, value, points) for value in values]
         _require_one_each(bench, trials, points)
-    except (*MALFORMED, KernelError) as error:
-        raise UnusableError(str(error)) from error
+    except KernelError as error:
+        raise ValueError(str(error)) from error
     return trials
 
 

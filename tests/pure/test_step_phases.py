@@ -1,0 +1,78 @@
+"""The life of a step is one table: every edge can be walked, no other can, and the docs show what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tfmem.steps.phases import TABLE, Event, Machine, Move, Phase, TransitionError, picture
+
+ROOT = Path(__file__).parents[2]
+EDGES = [(phase, event, following) for phase, events in TABLE.items() for event, following in events.items()]
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A state of a step that runs nothing."""
+
+    phase: Phase
+
+
+def after(phase: Phase, *events: Event) -> Phase:
+    """Where a fake step is after these events."""
+    machine = Machine("step", Fake(phase))
+    for event in events:
+        machine.move(Move(event, Fake(TABLE[machine.state.phase][event])))
+    return machine.state.phase
+
+
+@pytest.mark.parametrize(("phase", "event", "following"), EDGES, ids=lambda each: each.name)
+def test_every_edge(phase: Phase, event: Event, following: Phase) -> None:
+    machine = Machine("step", Fake(phase))
+    found = Fake(following)
+    assert machine.move(Move(event, found)) is machine.state is found
+
+
+@pytest.mark.parametrize("phase", Phase, ids=lambda each: each.name)
+def test_no_other_edge(phase: Phase) -> None:
+    machine = Machine("step", Fake(phase))
+    for event in Event:
+        for following in Phase:
+            if TABLE[phase].get(event) is not following:
+                with pytest.raises(TransitionError, match=f"step: {phase.value} --{event.name}--> {following.value}: "):
+                    machine.move(Move(event, Fake(following)))
+                assert machine.state.phase is phase
+
+
+def test_every_phase_can_be_reached_and_left_for_an_end() -> None:
+    assert set(TABLE) == set(Phase)
+    assert {event for _, event, _ in EDGES} == set(Event)
+    reached = {Phase.GIVEN}
+    while more := {following for phase in reached for following in TABLE[phase].values()} - reached:
+        reached |= more
+    assert reached == set(Phase)
+    ends = {phase for phase in Phase if phase.is_final}
+    assert {phase for phase in Phase if not TABLE[phase]} == ends
+    while more := {phase for phase in Phase if set(TABLE[phase].values()) & ends} - ends:
+        ends |= more
+    assert ends == set(Phase)
+
+
+def test_some_lives() -> None:
+    tried = (Event.RAN, Event.NEXT, Event.CHOSEN, Event.RAN, Event.RAN, Event.WITHIN)
+    assert after(Phase.GIVEN, Event.UNKNOWN, *tried, Event.STAYS) is Phase.SETTLED
+    assert after(Phase.GIVEN, Event.KNOWN, Event.IMPATIENT, Event.STAYS) is Phase.SETTLED
+    timed = (Event.THREAD, Event.TIMED, Event.UNCLEAR, Event.CLEAR)
+    assert after(Phase.GIVEN, Event.DEFERRED, Event.UNWATCHED, *timed) is Phase.SETTLED
+    assert after(Phase.GIVEN, Event.DEFERRED, Event.FAULT, Event.THREAD, Event.FAULT) is Phase.FAILED
+
+
+def test_what_holds_probes_what_waits_and_what_is_final_are_told_apart() -> None:
+    kinds = [[phase for phase in Phase if getattr(phase, kind)] for kind in ("is_probed", "is_beside", "is_final")]
+    assert len(set().union(*kinds)) == sum(map(len, kinds))
+
+
+def test_the_docs_show_the_table() -> None:
+    assert picture() in (ROOT / "docs" / "architecture.md").read_text()

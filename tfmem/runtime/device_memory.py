@@ -1,0 +1,119 @@
+"""A device's memory: what is in use and free before a step, and how small tensors are kept from splitting it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from custom_ops.load import Library
+from graph_passes.analysis.memory.fragmentation import SMALL, Room
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import OffloadPlan
+from tfmem.devices import Target, memory
+from tfmem.runtime.host_memory import require_room
+from tfmem.runtime.measuring_lock import alone
+
+# Chunks beyond those of the step's own small tensors: for what kernels allocate while they run.
+_MORE = (256, 1 << 10, 1 << 12, 1 << 14, SMALL) * 16
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of one device, asked of its allocator, and the host's as far as it takes what moves.
+
+    Attributes:
+        library: the op library.
+        target: the device.
+        offload: where what moves goes, and how much of it may.
+    """
+
+    library: Library
+    target: Target
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the allocator counts bytes."""
+        return memory(self.library, self.target.name).bytes_in_use >= 0
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that are taken now; 0 where the allocator does not count."""
+        return self._in_use()[0]
+
+    @property
+    def in_use_alone(self) -> int | None:
+        """Bytes that are taken now; None if a step that is measured ran meanwhile: what it takes would be counted."""
+        size, known = self._in_use()
+        return size if known else None
+
+    @property
+    def free(self) -> int:
+        """Bytes that are not in use by now: of a CPU, within the control group."""
+        if not self.target.is_gpu:
+            return self.library.host_memory().available
+        found = memory(self.library, self.target.name)
+        return found.bytes_limit - found.bytes_in_use
+
+    def _in_use(self) -> tuple[int, bool]:
+        with alone(reads=True) as turn:
+            return max(0, memory(self.library, self.target.name).bytes_in_use), turn.alone
+
+    def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
+        """Raise if the host cannot take what `plan` moves; see `tfmem.runtime.host_memory`."""
+        moved = sum(timeline.buffers[move.buffer].nbytes for move in plan.moves)
+        require_room(moved, self.offload, self.target.is_gpu, self.library)
+
+    def separate(self, variables: Iterable[tf.Variable]) -> None:
+        """Give each variable memory of its own.
+
+        Variables that began as one tensor share it until they are first written (both moments of Keras's Adam are one
+        tensor of zeros). The step that writes them takes what they lack wherever there is room then: a measurement
+        before does not see it, and it lies in the way of what is placed after. A variable that another thread writes
+        for the first time in this very instant would lose that.
+        """
+        with alone(), context.eager_mode(), tf.device(self.target.name):
+            held = [(variable, variable.read_value()) for variable in variables if variable.dtype.is_floating]
+            if not held:
+                return
+            owners = self.library.sharing([value for _, value in held]).numpy().tolist()
+            for index, (variable, value) in enumerate(held):
+                if owners[index] != index and value.shape.num_elements():
+                    variable.assign(tf.raw_ops.DeepCopy(x=value))
+
+    def room(self, timeline: Timeline, budget: int) -> Room:
+        """The chunks that are free now, or a guess where the allocator does not tell; `budget` bytes may be in use.
+
+        Small ones are left out: what is replayed fits none of them, and their neighbours stay. The last one is where
+        more memory would be. An allocator that may grow (`set_memory_growth`) has a chunk more, apart from the others.
+        """
+        with alone(), context.eager_mode(), tf.device(self.target.name):
+            rows, growth = (value.numpy().tolist() for value in self.library.chunks())  # outside of any graph
+        if not rows:
+            return replace(Room.guess(self.target.memory, timeline.base), limit=budget)
+        origin, end = rows[0][0], sum(rows[-1][:2])
+        free = [(address - origin, size) for address, size, in_use in rows if not in_use]
+        if growth >= SMALL:
+            free.append((end - origin + SMALL, growth))
+        large = [chunk for chunk in free[:-1] if chunk[1] >= SMALL]
+        return Room((*large, *free[-1:]), limit=budget)
+
+    def keep_apart(self, timeline: Timeline) -> list[Any]:
+        """Reserve size classes for a step's small tensors, behind guard allocations; they stay as long as the result
+        lives.
+
+        Best fit puts a small tensor into the smallest chunk that holds it, at worst into one that a large tensor needs
+        in one piece. Some of them stay: the statistics of a normalisation are a new tensor after every step. So each
+        gets a chunk of its own size. They are few bytes altogether.
+        """
+        sizes = sorted([*(buffer.nbytes for buffer in timeline.buffers if buffer.nbytes < SMALL), *_MORE])
+        with alone(), context.eager_mode(), tf.device(self.target.name):
+            try:
+                return list(self.library.reserve(sizes))
+            except tf.errors.ResourceExhaustedError:
+                return []

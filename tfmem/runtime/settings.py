@@ -1,0 +1,128 @@
+"""What the steps of one optimised object are told: the user's options, resolved once for the device that they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+from graph_passes.analysis.memory.timeline import COUNTED
+from graph_passes.decision import Decision
+from graph_passes.pipeline import Phase, runs
+from graph_passes.report import Report
+from tfmem.devices import Target
+from tfmem.options import Options, PassName, budget_of, passes_of
+
+SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Settings:
+    """Options with the device they meet.
+
+    Attributes:
+        options: the user's.
+        target: the device whose memory is planned.
+        passes: those that run: the user's, or the default ones.
+        budget: bytes; None for no limit.
+        must_fit: whether the user gave the budget; else it is the device's memory, and planning for it is best effort.
+        counts: whether the device's allocator counts bytes; TensorFlow's plain CPU allocator (oneDNN off) does not.
+        called: whether what is optimised is called by this process, again and again.
+        label: what users call the object, for the progress line; "" for the function's name.
+        surely_fits: the share of the budget up to which an estimate is trusted.
+    """
+
+    options: Options
+    target: Target
+    passes: tuple[PassName, ...]
+    budget: int | None
+    must_fit: bool
+    counts: bool = True
+    called: bool = False
+    label: str = ""
+    surely_fits: float = SURELY_FITS
+
+    @classmethod
+    def of(cls, options: Options, target: Target, counts: bool = True, called: bool = False) -> Settings:
+        """What `options` mean on a device; see the attributes.
+
+        Raises:
+            InvalidBudgetError: the budget is none for this device.
+        """
+        passes = passes_of(options, timed=called and target.is_gpu)
+        budget, must_fit = budget_of(options, passes, target.memory, limited=target.is_gpu)
+        return Settings(
+            options=options,
+            target=target,
+            passes=passes,
+            budget=budget,
+            must_fit=must_fit,
+            counts=counts,
+            called=called,
+        )
+
+    @property
+    def observes(self) -> bool:
+        """Whether steps are observed: the user lets it, and the device's allocator counts bytes."""
+        return self.options.observe and self.counts
+
+    @property
+    def merges(self) -> bool:
+        """Whether TensorFlow's oneDNN pass merges ops once all other passes have run. Where it does, the allocator is
+        oneDNN's, too, which counts."""
+        return not self.target.is_gpu and self.counts
+
+    @property
+    def counted(self) -> int:
+        """Bytes of the smallest buffer that the device's allocator counts, in whole chunks; see `Timeline.counted`.
+
+        0 on a GPU, whose chunks are replayed, and where nothing is counted.
+        """
+        return COUNTED if self.merges else 0
+
+    @property
+    def replaces(self) -> bool:
+        """Whether recurrent layers are to be replaced."""
+        return runs(Phase.BEFORE_GRAPPLER, self.passes)
+
+    @property
+    def stitches(self) -> bool:
+        """Whether regions of ops are to be stitched."""
+        return runs(Phase.AFTER_GRAPPLER, self.passes)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether anything is to be done to a step that no budget limits."""
+        return self.replaces or self.stitches
+
+    @property
+    def feed_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The user's input shapes, by tensor name."""
+        return {f"{name}:0": shape for name, shape in self.options.input_shapes.items()}
+
+    def unobserved(self) -> Self:
+        """The settings of steps that run on their own, where no later call can bring a better plan."""
+        options = replace(self.options, observe=False)
+        kept = passes_of(options, timed=self.called and self.target.is_gpu)
+        return replace(self, options=options, passes=tuple(name for name in self.passes if name in kept))
+
+    def unlimited(self) -> Self:
+        """The settings of steps that no budget limits."""
+        passes = tuple(name for name in self.passes if name != "offload")
+        return replace(self, passes=passes, budget=None, must_fit=False)
+
+    def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Self:
+        """The settings of steps whose inputs have these shapes, by name."""
+        return replace(self, options=replace(self.options, input_shapes={**self.options.input_shapes, **shapes}))
+
+    def unplanned(self, graph: str) -> Report:
+        """The report of a step that nothing limits."""
+        return Report(
+            graph=graph,
+            device=self.target.description,
+            policy=self.options.offload.policy,
+            decision=Decision.NO_BUDGET,
+            peak_before=0,
+            peak_predicted=0,
+            passes=self.passes,
+        )

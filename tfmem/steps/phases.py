@@ -1,0 +1,192 @@
+"""The life of a training step as one table: its phases, what may happen in each, and which phase follows.
+
+Neither TensorFlow nor a step is needed here: `Machine` holds one state and lets it change as the table says.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+_LOG = logging.getLogger("tfmem.steps")
+
+
+class Phase(enum.Enum):
+    """Where a step is in its life.
+
+    Attributes:
+        GIVEN: nothing is known of it.
+        PLANNING: a thread replaces its recurrent layers and plans; calls run the trace as it was given.
+        WARMING: calls run a first plan, with probes: cuDNN chooses its algorithms when they first run, among those
+            whose workspace fits, so much memory should be free then.
+        OBSERVING: calls run that plan again, and what the probes read becomes costs.
+        TRYING: calls run plans made from these costs, with probes. On a GPU each runs twice, for falling shares of the
+            budget; the fastest within the budget stays. More memory is not always faster: an allocator near its limit
+            is fragmented, and then convolutions fall back to slower algorithms.
+        CHECKING: calls run the chosen plan as it will stay, without probes: does its peak stay within the budget?
+        PLACED: memory is settled; fusion comes next, if it was asked for.
+        FUSING: a thread plans regions; calls run the step without them.
+        CONTEST: calls time the step with its regions against the step without.
+        SETTLED: what runs is final.
+        FAILED: what runs is final, without a plan and without regions, because of a fault of tfmem's.
+    """
+
+    GIVEN = "given"
+    PLANNING = "planning"
+    WARMING = "warming"
+    OBSERVING = "observing"
+    TRYING = "trying"
+    CHECKING = "checking"
+    PLACED = "placed"
+    FUSING = "fusing"
+    CONTEST = "contest"
+    SETTLED = "settled"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no other phase follows."""
+        return self in (Phase.SETTLED, Phase.FAILED)
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether what runs holds probes."""
+        return self in (Phase.WARMING, Phase.OBSERVING, Phase.TRYING)
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether calls of several threads run at once although the step is not settled."""
+        return self in (Phase.FUSING, Phase.CONTEST)
+
+
+class Event(enum.Enum):
+    """What happened in a phase; the value says so in words where the table is drawn."""
+
+    DEFERRED = "it may wait for its plan"
+    UNKNOWN = "costs are estimates"
+    KNOWN = "a profile tells the costs"
+    CHOSEN = "what will run is chosen, and is to be checked"
+    UNWATCHED = "what will run is chosen, and needs no check"
+    RAN = "it ran"
+    DISTURBED = "another call was measured meanwhile"
+    IMPATIENT = "three calls could not be measured"
+    SHORT = "out of memory, and there is another plan"
+    NEXT = "there is a plan to try"
+    OVER = "over the budget, and there is a tighter plan"
+    WITHIN = "three calls were checked"
+    STAYS = "fusion is decided without timing, or not asked for"
+    THREAD = "a thread plans regions"
+    TIMED = "regions are to be timed"
+    UNCLEAR = "the times are not clear yet"
+    CLEAR = "the times are clear, or cannot be taken"
+    FAULT = "a fault"
+
+
+def _probed(own: Phase, **more: Phase) -> dict[Event, Phase]:
+    """What may follow a call with probes in phase `own`."""
+    return {
+        **{Event[name]: phase for name, phase in more.items()},
+        Event.DISTURBED: own,
+        Event.IMPATIENT: Phase.PLACED,
+        Event.NEXT: Phase.TRYING,
+        Event.CHOSEN: Phase.CHECKING,
+        Event.UNWATCHED: Phase.PLACED,
+        Event.FAULT: Phase.PLACED,
+    }
+
+
+_PLANNED = {
+    Event.UNKNOWN: Phase.WARMING,
+    Event.KNOWN: Phase.TRYING,
+    Event.CHOSEN: Phase.CHECKING,
+    Event.UNWATCHED: Phase.PLACED,
+}
+
+TABLE: dict[Phase, dict[Event, Phase]] = {
+    Phase.GIVEN: {Event.DEFERRED: Phase.PLANNING, **_PLANNED},
+    Phase.PLANNING: {**_PLANNED, Event.FAULT: Phase.PLACED},
+    Phase.WARMING: _probed(Phase.WARMING, RAN=Phase.OBSERVING, SHORT=Phase.WARMING),
+    Phase.OBSERVING: _probed(Phase.OBSERVING, SHORT=Phase.OBSERVING),
+    Phase.TRYING: _probed(Phase.TRYING, RAN=Phase.TRYING),
+    Phase.CHECKING: {
+        Event.RAN: Phase.CHECKING,
+        Event.DISTURBED: Phase.CHECKING,
+        Event.IMPATIENT: Phase.PLACED,
+        Event.OVER: Phase.CHECKING,
+        Event.WITHIN: Phase.PLACED,
+        Event.FAULT: Phase.PLACED,
+    },
+    Phase.PLACED: {
+        Event.STAYS: Phase.SETTLED,
+        Event.THREAD: Phase.FUSING,
+        Event.TIMED: Phase.CONTEST,
+        Event.FAULT: Phase.FAILED,
+    },
+    Phase.FUSING: {Event.STAYS: Phase.SETTLED, Event.TIMED: Phase.CONTEST, Event.FAULT: Phase.FAILED},
+    Phase.CONTEST: {Event.UNCLEAR: Phase.CONTEST, Event.CLEAR: Phase.SETTLED, Event.FAULT: Phase.FAILED},
+    Phase.SETTLED: {},
+    Phase.FAILED: {},
+}
+
+
+def picture() -> str:
+    """The table as `docs/architecture.md` shows it, a line for each phase and each that follows it."""
+    lines = ["| phase | what happens | then |", "|---|---|---|"]
+    for phase, events in TABLE.items():
+        by_next: dict[Phase, list[str]] = {}
+        for event, following in events.items():
+            by_next.setdefault(following, []).append(event.value)
+        for following, happened in by_next.items():
+            lines.append(f"| {phase.value} | {'; '.join(happened)} | {following.value} |")
+    return "\n".join(lines)
+
+
+class Phased(Protocol):
+    """A state of some phase."""
+
+    @property
+    def phase(self) -> Phase: ...
+
+
+S = TypeVar("S", bound=Phased)
+
+
+class Move(NamedTuple, Generic[S]):
+    """What happened, and the state that follows."""
+
+    event: Event
+    state: S
+
+
+class TransitionError(AssertionError):
+    """A move that is not in the table: a fault of tfmem's."""
+
+
+class Machine(Generic[S]):
+    """One step's state, and the only place where it is replaced. Callers hold a lock; readers need none.
+
+    Attributes:
+        name: of the step, for the log.
+        state: what holds now.
+    """
+
+    def __init__(self, name: str, state: S) -> None:
+        """Begin with `state`."""
+        self.name = name
+        self.state = state
+
+    def move(self, move: Move[S]) -> S:
+        """Go on to the next state.
+
+        Raises:
+            TransitionError: the table has no such move.
+        """
+        before, after = self.state.phase, move.state.phase
+        wanted = TABLE[before].get(move.event)
+        if wanted is not after:
+            expected = "no such event there" if wanted is None else f"that leads to {wanted.value}"
+            raise TransitionError(f"{self.name}: {before.value} --{move.event.name}--> {after.value}: {expected}")
+        _LOG.debug("%s: %s --%s--> %s", self.name, before.value, move.event.name, after.value)
+        self.state = move.state
+        return move.state

@@ -1,0 +1,142 @@
+"""How a step gets its first plan, from estimates or from a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from graph_passes.errors import InfeasibleBudgetError
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
+from tfmem.steps.job import Job
+from tfmem.steps.known_profiles import Known
+from tfmem.steps.phases import Event, Move
+from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle
+from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming
+from tfmem.steps.trace import Trace
+from tfmem.steps.work import Work
+
+
+def begin(job: Job) -> Move[State]:
+    """Plan, or else a thread does once the step has run. Raises what `start` raises."""
+    if can_wait(job.engine, job.trace):
+        work: Work[Move[State]] = Work(partial(start, job), "tfmem planning")
+        return Move(Event.DEFERRED, Planning(**vars(job.given()), work=work))
+    return start(job)
+
+
+def can_wait(engine: Engine, trace: Trace) -> bool:
+    """Whether a trace may run as it was given for a while.
+
+    To plan a large step takes a second, and kernels for recurrent layers take several to compile and to time.
+
+    Only on a GPU, and only where the fusion pass would leave it so for a while in any case: `tune="fast"`. Not if it
+    may need more memory than there is, nor under a budget of the user's; nor if it draws random numbers, with which
+    another graph would not go on.
+    """
+    options, budget = engine.options, engine.budget
+    if not (engine.stitches and engine.target.is_gpu and (engine.replaces or budget is not None)):
+        return False
+    if not options.observe or options.fusion.tune != "fast" or engine.must_fit:
+        return False
+    try:
+        return not trace.draws and (budget is None or trace.surely_fits(budget))
+    except Exception:  # whatever it is, it is told where the trace is planned at once
+        return False
+
+
+def start(job: Job) -> Move[State]:
+    """Replace recurrent layers, then plan by estimate if there is a budget.
+
+    Raises:
+        InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
+        SpillDirectoryError: see `graph_passes.errors`.
+    """
+    state = _with_layers(job)
+    if job.budget is None:
+        return job.told(left(job, state))
+    reading = True
+    try:
+        job.trace.read()
+        reading = False
+        return job.told(_begun(job, state, job.budget))
+    except NOT_PLANNABLE as error:
+        report = left_alone(job.engine, state.report, error, bool(job.trace.replacements.matches))
+        return job.told(left(job, replace(state, report=report)))
+    except Exception as error:
+        if not is_fault(error, reading):
+            raise
+        return job.told(left_unchanged(job, state, error, job.trace.estimated_peak()))
+
+
+def _with_layers(job: Job) -> Given:
+    """The trace with its recurrent layers replaced; raises GraphError where the trace cannot be read."""
+    state, trace, reading = job.given(), job.trace, True
+    try:
+        found = trace.replaced_layers()
+        reading = False
+        if found is not None:
+            trace.use_layers(*found)
+        state = replace(state, report=trace.unplanned())
+    except Exception as error:
+        if not is_fault(error, reading):
+            raise
+        notes = (job.noted(error, "replacing recurrent layers", "they stay as they were"),)
+        state = replace(state, report=replace(state.report, notes=notes), notes=notes)
+    job.engine.notices.warn_of_kept(trace.name, trace.replacements)
+    return replace(state, function=trace.base)
+
+
+def _begun(job: Job, state: State, budget: int) -> Move[State]:
+    """What follows the reading of a step: a plan by estimates, or a first plan that is observed."""
+    engine, trace = job.engine, job.trace
+    careful = trace.step.timeline(engine.estimate(workspace=True))
+    if careful.peak <= engine.surely_fits * budget or trace.shared:  # which no probe may be put into
+        return settle(job, state, careful, trace.plan(careful, budget))
+    # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
+    timeline = trace.step.timeline(engine.estimate(workspace=False)) if job.is_gpu else careful
+    least = trace.plan(timeline, budget)  # raises where no plan can meet the budget
+    engine.memory.require_host_room(timeline, least)
+    if engine.options.observe:
+        engine.memory.separate(trace.concrete.variables)
+    known = Known(engine, trace, budget, job.others)
+    found, seen = known.find(), None
+    if found is not None:
+        try:
+            seen = job.timeline(found[0])
+            least, timeline = trace.plan(seen, budget, timed=True), seen
+            state = replace(state, notes=(*state.notes, found[1]))
+        except InfeasibleBudgetError:
+            if not engine.observes:
+                raise
+            seen = None  # to refuse it, it has to be seen itself
+    if not engine.observes:
+        state = replace(state, notes=(*state.notes, *_unobserved(engine, trace.name, seen is not None)))
+        return settle(job, state, timeline, least)
+    state = replace(state, kept=tuple(engine.memory.keep_apart(timeline)) if job.is_gpu else ())
+    firsts = job.plans(timeline, partial(trace.plan, timeline)).first(least)
+    first = next(firsts)
+    search = Search(
+        timeline=timeline,
+        first=first,
+        firsts=firsts,
+        known=known,
+        observed=seen is not None,
+        dry_run=trace.can_dry_run,
+        seen=seen,
+    )
+    if search.observed and not job.is_gpu:
+        move = next_trial(job, state, search)
+        return Move(Event.KNOWN, move.state) if isinstance(move.state, Trying) else move
+    search = replace(search, tried=frozenset([first.actions]))
+    return Move(Event.UNKNOWN, probed(job, Warming, state, search, first))
+
+
+def _unobserved(engine: Engine, name: str, known: bool) -> list[str]:
+    """What a report says of a step that is not observed; the user is told where he asked for it to be."""
+    notes = [] if known else ["op times and memory are estimates: nothing was observed"]
+    if engine.options.observe:
+        notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
+        cure = "set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported, or pass observe=False"
+        engine.notices.warn("observe", f"tfmem: {name}: {notes[-1]}, so that the plan rests on estimates; {cure}")
+    return notes

@@ -1,0 +1,142 @@
+"""Which plan a step goes on with: the next one to try, the best that was tried, or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from graph_passes.analysis.memory.simulate import uncounted
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.decision import Missed
+from graph_passes.passes.offload.plan import OffloadPlan
+from tfmem.runtime.faults import is_fault, left_by_fault
+from tfmem.steps.job import Job
+from tfmem.steps.phases import Event, Move
+from tfmem.steps.states import Checking, Placed, Probed, Search, State, Trying
+from tfmem.steps.trials import choose as best_of
+
+
+def probed(job: Job, kind: type[Probed], state: State, search: Search, plan: OffloadPlan) -> Probed:
+    """The state in which `plan` runs with probes."""
+    function = job.build(search.timeline, plan, search.dry_run)
+    return kind(
+        function=function,
+        report=job.describe(search.timeline, plan, state.notes, function),
+        notes=state.notes,
+        kept=state.kept,
+        disturbed=state.disturbed,
+        search=search,
+        plan=plan,
+    )
+
+
+def next_trial(job: Job, state: State, search: Search) -> Move[State]:
+    """The next plan worth trying, or the best that was tried.
+
+    A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
+    """
+    plan = partial(job.trace.plan, search.timeline, timed=True)
+    if search.timeline.peak <= job.engine.surely_fits * job.limit:
+        return settle(job, state, search.timeline, plan(job.limit))
+    plans = search.plans or job.plans(search.timeline, plan).remembering()
+    for candidate in plans.untried(search.trials, search.first):
+        if candidate.actions not in search.tried:
+            search = replace(search, plans=plans, tried=search.tried | {candidate.actions})
+            return Move(Event.NEXT, probed(job, Trying, state, search, candidate))
+    return choose(job, state, search)
+
+
+def choose(job: Job, state: State, search: Search) -> Move[State]:
+    """The fastest trial that met the budget becomes final; if none did, the one that came nearest."""
+    if not search.trials:  # every plan ran out of memory: what ran first is known to run
+        return settle(job, state, search.timeline, search.first, force=True)
+    met = any(trial.seen.peak <= job.limit for trial in search.trials)
+    best, notes = best_of(search.trials if met else (*search.trials, *search.observed_trial), job.limit)
+    job.engine.library.trim()  # what trials moved beyond what the best of them does
+    move = settle(job, replace(state, notes=(*state.notes, *notes)), search.timeline, best.plan, force=True)
+    report = replace(best.report, notes=move.state.report.notes)
+    return Move(move.event, replace(move.state, report=report))
+
+
+def settle(job: Job, state: State, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> Move[State]:
+    """`plan` becomes final. Without moves the trace stays unchanged, unless its order is part of what was tried."""
+    function = job.build(timeline, plan) if plan.moves or force else job.trace.unmoved()
+    report = job.describe(timeline, plan, state.notes, function)
+    state = replace(state, function=function, report=report)
+    if not job.watches(function):
+        return left(job, state)
+    checking = Checking(
+        function=function,
+        report=report,
+        notes=state.notes,
+        kept=state.kept,
+        disturbed=state.disturbed,
+        timeline=timeline,
+        plan=plan,
+        uncounted=uncounted(timeline, plan.moves, plan.paddings),
+    )
+    return Move(Event.CHOSEN, checking)
+
+
+def left(job: Job, state: State, event: Event = Event.UNWATCHED) -> Move[State]:
+    """What runs in `state` is all that there is to be done about memory."""
+    unchanged = state.function is job.trace.base
+    placed = Placed(
+        function=state.function, report=state.report, notes=state.notes, kept=state.kept, unchanged=unchanged
+    )
+    return Move(event, placed)
+
+
+def left_unchanged(job: Job, state: State, error: Exception, peak: int | None) -> Move[State]:
+    """The step runs unchanged, because of a fault; what it takes is watched.
+
+    Args:
+        job: the trace.
+        state: what was known.
+        error: the fault.
+        peak: bytes that the step needs; None if that is not known.
+
+    Raises:
+        InfeasibleBudgetError: that may be more than the budget.
+    """
+    report = left_by_fault(job.engine, replace(state.report, notes=state.notes), error, peak)
+    function = job.trace.base
+    if not job.watches(function):
+        return left(job, replace(state, function=function, report=report, kept=()))
+    checking = Checking(
+        function=function,
+        report=report,
+        notes=state.notes,
+        disturbed=state.disturbed,
+        timeline=None,
+        plan=None,
+    )
+    return Move(Event.CHOSEN, checking)
+
+
+def keep(job: Job, state: Probed, error: Exception) -> Move[State]:
+    """The best of what ran stays, because nothing else can be planned.
+
+    Raises:
+        InfeasibleBudgetError: nothing ran but dry runs, and what they tried cannot be made; see `left_unchanged`.
+    """
+    if is_fault(error):
+        note: str = job.noted(error, "planning by measurement", "the best plan that ran stays")
+    else:  # measured, it needs more than the graph told; training goes on with what runs
+        note = Missed.of(f": {error}")
+    state = replace(state, notes=(*state.notes, note))
+    try:
+        return choose(job, state, state.search)
+    except Exception as fault:
+        search = state.search
+        try:
+            function = job.build(search.timeline, state.plan)  # without probes
+        except Exception:
+            if search.dry_run:
+                return left_unchanged(
+                    job, state, fault, search.seen.peak if search.seen else job.trace.estimated_peak()
+                )
+            function = state.function  # with probes, it runs as well
+        notes = (*state.notes, job.noted(fault, "making the final plan", "what ran last stays"))
+        report = replace(state.report, notes=notes)
+        return left(job, replace(state, function=function, notes=notes, report=report), Event.FAULT)

@@ -1,0 +1,208 @@
+"""What is known of a step in each phase of its life: one frozen dataclass a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.passes.offload.plan import OffloadPlan
+from graph_passes.report import Report
+from tfmem.steps.phases import Phase
+from tfmem.steps.trials import Plans, Trial
+
+if TYPE_CHECKING:
+    from tfmem.steps.contest import Found, Fuser, Rivals
+    from tfmem.steps.known_profiles import Known
+    from tfmem.steps.variable_copies import Copies
+    from tfmem.steps.work import Work
+    from tfmem.timing.ab_timing import Slices, Turns
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What holds in every phase.
+
+    Attributes:
+        function: the `ConcreteFunction` that the next call runs: the only reference to what runs.
+        report: what was decided and measured by now.
+        notes: lines that reports of later phases have, too.
+        kept: what has to live as long as the step.
+        disturbed: calls that could not be measured by now.
+    """
+
+    phase: ClassVar[Phase]
+    function: Any
+    report: Report
+    notes: tuple[str, ...] = ()
+    kept: tuple[Any, ...] = ()
+    disturbed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(State):
+    """Nothing is known yet."""
+
+    phase = Phase.GIVEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning(State):
+    """A thread plans.
+
+    Attributes:
+        work: the move that follows.
+    """
+
+    phase = Phase.PLANNING
+    work: Work[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What is known while a plan is looked for.
+
+    Attributes:
+        timeline: the step, by estimate or by measurement.
+        first: the plan that was observed, or is to be: also what is left when every trial runs out of memory.
+        firsts: what else may be run first, where that runs out of memory; it goes on where it stopped.
+        known: profiles of the step.
+        observed: whether a profile told the costs.
+        dry_run: whether calls with probes write no variable, so that the step has to be run again.
+        seen: the timeline, by what was measured; None before.
+        plans: what may be tried, by what was measured; None before.
+        trials: plans that were run.
+        observed_trial: the observed step, if its plan could stay.
+        tried: what plans did that were built.
+    """
+
+    timeline: Timeline
+    first: OffloadPlan
+    firsts: Iterator[OffloadPlan]
+    known: Known
+    observed: bool
+    dry_run: bool
+    seen: Timeline | None
+    plans: Plans | None = None
+    trials: tuple[Trial, ...] = ()
+    observed_trial: tuple[Trial, ...] = ()
+    tried: frozenset[Any] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed(State):
+    """A plan runs with probes.
+
+    Attributes:
+        search: what is known by now.
+        plan: what runs.
+    """
+
+    search: Search
+    plan: OffloadPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warming(Probed):
+    """The first plan runs, unmeasured."""
+
+    phase = Phase.WARMING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observing(Probed):
+    """The first plan runs again, measured."""
+
+    phase = Phase.OBSERVING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trying(Probed):
+    """A plan made from measured costs runs.
+
+    Attributes:
+        warm: whether it has run before, unmeasured.
+    """
+
+    phase = Phase.TRYING
+    warm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checking(State):
+    """What was chosen runs as it will stay, and is watched.
+
+    Attributes:
+        timeline, plan: what it was planned by, and the plan; None where a fault left the step unchanged.
+        peaks: bytes that its calls took.
+        uncounted: bytes of the plan's buffers that the allocator does not count.
+        replans: tighter plans that were made by now.
+    """
+
+    phase = Phase.CHECKING
+    timeline: Timeline | None
+    plan: OffloadPlan | None
+    peaks: tuple[int, ...] = ()
+    uncounted: int = 0
+    replans: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed(State):
+    """Memory is settled.
+
+    Attributes:
+        unchanged: whether nothing moves, and ops run in TensorFlow's order.
+    """
+
+    phase = Phase.PLACED
+    unchanged: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusing(State):
+    """A thread plans regions.
+
+    Attributes:
+        fuser: plans and chooses.
+        work: what it finds.
+    """
+
+    phase = Phase.FUSING
+    fuser: Fuser
+    work: Work[Found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest(State):
+    """The step with its regions is timed against the step without.
+
+    Attributes:
+        fuser: plans and chooses.
+        rivals: what is timed.
+        timing: of calls on copies; None before the first.
+        copies: of the step's variables.
+        turns: of the step's own calls, where it cannot run on copies.
+    """
+
+    phase = Phase.CONTEST
+    fuser: Fuser
+    rivals: Rivals
+    timing: Slices | None = None
+    copies: Copies | None = None
+    turns: Turns | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled(State):
+    """What runs is final."""
+
+    phase = Phase.SETTLED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(State):
+    """What runs is final: the step unchanged, because of a fault."""
+
+    phase = Phase.FAILED

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from custom_ops.background import has_ended
 from custom_ops.errors import warn
 from graph_passes.decision import Missed
-from graph_passes.passes.recurrent.apply import RecurrentPlan
+from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report, unenforced
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from graph_passes.analysis.cost.model import Measured
 from graph_passes.analysis.memory.observe import Observation
 from graph_passes.analysis.memory.timeline import Timeline
-from graph_passes.passes.offload.apply import Probing
-from graph_passes.passes.offload.plan import OffloadPlan
+from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note

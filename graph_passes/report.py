@@ -341,7 +341,6 @@ def _shortened(name: str, width: int = 40) -> str:
 
 
 def _report(data: dict[str, Any]) -> Report:
-    data.pop("xla_lost", None)  # `jit_compile` tells
     return Report(**{name: _restored(name, value) for name, value in data.items()})
 
 

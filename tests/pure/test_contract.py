@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device import load, product_sizes
 from graph_passes.analysis.cost.kernels import Small
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.simulate import Link
@@ -177,7 +177,7 @@ def step_graph() -> Graph:
 
 NEEDS: dict[str, Any] = {
     "recurrent": recurrent.Needs(lambda *_: ((), ()), lambda *_: None, lambda plan: plan),
-    "products": products.Needs(("q", "k", "v"), list),
+    "products": products.Needs(("q", "k", "v"), product_sizes("h200"), list),
     "prepare": prepare.Needs(),
     "merge": merge.Needs(replace(UNIT, most=Small(0, 0)), lambda forms: 1e4 * len(forms)),
     "fuse": fuse.Needs(UNIT, "/job:localhost/replica:0/task:0/device:CPU:0", lambda node: b""),

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from graph_passes.decision import Decision, Fusion, Xla
+from graph_passes.decision import Fusion
 from graph_passes.errors import GraphError
 from graph_passes.passes.fuse.explain import explain
 from graph_passes.passes.fuse.picture import regions_svg
@@ -87,16 +87,6 @@ def test_what_runs_is_told_by_its_state_not_by_words() -> None:
     assert "  stitched    fusion_0: 11 ops in 2 kernels and 1 call" in report.to_text().splitlines()
 
 
-@pytest.mark.parametrize("report", [REPORT, LEFT, Report("other", "CPU", "hybrid", Decision.MOVED, 0, 0)])
-def test_reports_without_states_are_read(report: Report) -> None:
-    """They were written before there were any, and no state is guessed from their words."""
-    before = json.loads(replace(report, jit_compile=Xla.MOVED).to_json())
-    del before["fusion_state"]
-    read = Report.from_json(json.dumps({**before, "xla_lost": True}))
-    assert read.fusion_state is (Fusion.LEFT if report.fusion else Fusion.NOT_ASKED)
-    assert read.xla_lost
-
-
 def test_what_there_was_no_op_of() -> None:
     with pytest.raises(GraphError, match=r"there are: .*dense/MatMul"):
         explain(REPORT, "dense/MatMull")
@@ -162,7 +152,7 @@ def test_the_command_line_explains_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert main(["report", str(file), "--regions", str(tmp_path / "regions.svg")]) == 0
     assert (tmp_path / "regions.svg").read_text() == regions_svg(REPORT)
     assert main(["explain", str(tmp_path), "draw"]) == 1
-    assert "optimise the SavedModel first" in capsys.readouterr().err
+    assert "pass a SavedModel that tfmem optimised" in capsys.readouterr().err
 
 
 def test_a_picture_goes_on_below_where_it_is_too_wide() -> None:

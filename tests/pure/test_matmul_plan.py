@@ -116,7 +116,7 @@ def test_products_for_which_no_kernels_can_be_made_stay() -> None:
     def fails() -> list[KernelImage]:
         raise KernelError("no compiler")
 
-    plan, found = plan_products(Given(graph()), Needs(["product"], fails))
+    plan, found = plan_products(Given(graph()), Needs(["product"], SIZES, fails))
     assert plan == ProductPlan(("product",), reason=Reason.PRODUCT_KERNELS(detail="no compiler"))
     assert product_rewrites(plan, found) == []
     assert "no kernels for this device: no compiler" in plan.note

@@ -18,11 +18,13 @@ from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.passes.offload.apply import Probing
 from graph_passes.passes.offload.plan import OffloadPlan, tighter
 from graph_passes.report import Report
+from tfmem.kernels.replace_recurrent import with_replacements
 from tfmem.runtime.arena import find_room, keep_apart, separate
 from tfmem.runtime.engine import NOT_PLANNABLE, Engine
 from tfmem.runtime.faults import fault_note, is_fault, left_by_fault
 from tfmem.runtime.out_of_memory import lacks_memory
 from tfmem.steps.known_profiles import BatchProfiles, Known
+from tfmem.steps.replicas import describe_replicas, plan_replicas
 from tfmem.steps.stage import CHECKS, GOOD_ENOUGH, PATIENT_CALLS, SURELY_FITS, Stage
 from tfmem.steps.trace import Trace
 from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS, Plans, Trial, checked, choose, judged
@@ -153,8 +155,11 @@ class Stages:
     def _begin(self) -> None:
         engine = self._engine
         self.dry_run = self._trace.can_dry_run
+        if self._trace.shared:
+            self._begin_replicas()
+            return
         careful = self._trace.step.timeline(engine.estimate(workspace=True))
-        if careful.peak <= SURELY_FITS * self._budget or self._trace.shared:  # which no probe may be put into
+        if careful.peak <= SURELY_FITS * self._budget:
             self._settle(careful, self._trace.plan(careful, self._budget))
             return
         # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
@@ -190,6 +195,13 @@ class Stages:
         self._build(self._first, probed=True)
         self.stage = Stage.WARM
         self.report = self._describe(self._timeline, self._first)
+
+    def _begin_replicas(self) -> None:
+        plans = plan_replicas(self._trace.step, self._engine, self._budget)
+        self.function = self._trace.build_lanes(plans)
+        self.report = with_replacements(
+            describe_replicas(self._trace.step, plans, self._engine, self._trace.name), self._trace.replacements
+        )
 
     def _plans(self, make: Callable[..., OffloadPlan]) -> Plans:
         is_gpu = self._engine.target.is_gpu

@@ -16,6 +16,7 @@ from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
 from graph_passes.passes.offload.apply import Probing
+from graph_passes.passes.offload.lanes import LanePlan, with_lanes
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.passes.recurrent.apply import RecurrentPlan
 from graph_passes.report import ORDERED, Report
@@ -214,6 +215,13 @@ class Trace:
         edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
         graph_def = serde.to_graph_def(edited, self._captured.graph_def)
         return self.graphs.restore(graph_def, dry_run=dry_run)
+
+    def build_lanes(self, plans: Sequence[LanePlan]) -> Any:
+        """A function that runs a plan on each device; `base` where nothing moves."""
+        if not any(each.plan.moves for each in plans):
+            return self.base
+        edited = with_lanes(self.step.graph, plans, self._engine.options.offload, self._engine.spill_key)
+        return self.graphs.restore(serde.to_graph_def(edited, self._captured.graph_def), dry_run=False)
 
     def unmoved(self) -> Any:
         """The function that runs where nothing moves; `base` from now on."""

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from graph_passes.analysis.memory.liveness import PINNED_SMALL
 from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
+from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph
 
 SENT = "another device reads it"
@@ -67,3 +68,16 @@ def _turn(timeline: Timeline, buffers: Sequence[Buffer]) -> int:
         if pause[1] - pause[0] > 1
     ]
     return turning_point(pauses, len(timeline.steps))
+
+
+def held_by(graph: Graph, device: str, default: str) -> int:
+    """Bytes of the variables, constants and inputs that ops of a lane read: what its device holds before the step."""
+    found: dict[object, int] = {}
+    for node in graph:
+        if node.op not in ops.EXTERNAL or node.op == "VarHandleOp":
+            continue
+        for tensor in graph.tensors(node):
+            places = {graph[use.node].device or node.device or default for use in graph.uses(tensor)}
+            if device in (places or {node.device or default}):
+                found[node.inputs[0] if node.op == "ReadVariableOp" else tensor] = graph.nbytes(tensor)
+    return sum(found.values())

@@ -1,0 +1,135 @@
+"""Plans for a step that runs on several devices: one for each lane, within the budget of its pool of memory. Pure.
+
+    budgets of pools -> lanes -> one OffloadPlan each -> rewrites, of which no edge joins two lanes -> the gate
+
+Lanes of one allocator (CPU:0 and CPU:1 of a process) are a pool. Their tensors may be alive at once in any combination,
+so their shares of the budget add up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from graph_passes.analysis.memory import roles
+from graph_passes.analysis.memory.lanes import held_by, lane_of
+from graph_passes.analysis.memory.simulate import Link
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.analysis.peers import lanes, waits_for_itself
+from graph_passes.errors import GraphError
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.rewrite import Rewrite, apply_rewrites
+from graph_passes.passes.offload.apply import offload_rewrites
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
+
+
+@dataclass(frozen=True, eq=False)
+class LanePlan:
+    """What moves on one device.
+
+    Attributes:
+        device: as the graph's nodes name it.
+        timeline: of the lane.
+        plan: for the lane's share of its pool's budget.
+    """
+
+    device: str
+    timeline: Timeline
+    plan: OffloadPlan
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Devices of one allocator.
+
+    Attributes:
+        devices: as the graph's nodes name them.
+        budget: bytes for all of them together.
+        in_use: bytes that the allocator holds before the step.
+    """
+
+    devices: tuple[str, ...]
+    budget: int
+    in_use: int = 0
+
+
+def pools_of(graph: Graph, pool: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+    """The lanes of a graph by the allocator that each takes its memory from; `pool` names it for a device."""
+    found: dict[str, list[str]] = {}
+    for device in lanes(graph):
+        found.setdefault(pool(device), []).append(device)
+    return {name: tuple(devices) for name, devices in found.items()}
+
+
+def plan_lanes(
+    graph: Graph,
+    timeline: Timeline,
+    pools: Sequence[Pool],
+    default: str,
+    link: Link,
+    options: OffloadOptions,
+    *,
+    relax: bool = True,
+) -> tuple[LanePlan, ...]:
+    """A plan for each lane of a step.
+
+    Args:
+        graph: the step's graph.
+        timeline: the whole step's, all lanes in one order.
+        pools: the memory of all lanes.
+        default: the device of ops that name none.
+        link: bandwidths of each device's link to the host.
+        options: the policy and its thresholds.
+        relax: see `plan_offload`.
+
+    Raises:
+        InfeasibleBudgetError: no plan of a lane keeps its share of the budget.
+    """
+    found = []
+    for pool in pools:
+        parts = {device: lane_of(graph, timeline, device, default) for device in pool.devices}
+        own = {device: held_by(graph, device, default) for device in pool.devices}
+        shared = max(0, pool.in_use - sum(own.values()))  # what else the process holds
+        parts = {device: replace(part, base=own[device]) for device, part in parts.items()}
+        share = _shares({device: part.peak for device, part in parts.items()}, own, pool.budget - shared)
+        for device, part in parts.items():
+            plan = plan_offload(
+                part,
+                link,
+                share[device],
+                options,
+                layers=[at for at in roles.layers(graph, part) if graph[part.steps[at].node].device == device],
+                convolution_inputs=roles.convolution_inputs(graph, part),
+                relax=relax,
+            )
+            found.append(LanePlan(device, part, plan))
+    return tuple(found)
+
+
+def _shares(peaks: Mapping[str, int], base: Mapping[str, int], budget: int) -> dict[str, int]:
+    """Bytes for each lane: what it holds anyway, and of the rest as much as it would take of it without a plan."""
+    wanted = {device: peak - base[device] for device, peak in peaks.items()}
+    rest, total = budget - sum(base.values()), max(1, sum(wanted.values()))
+    return {device: base[device] + rest * wanted[device] // total for device in peaks}
+
+
+def with_lanes(graph: Graph, plans: Sequence[LanePlan], options: OffloadOptions, spill_key: str = "") -> Graph:
+    """A copy of the graph with the MemOps of all lanes.
+
+    Raises:
+        GraphError: the edited step would wait for itself, or its collectives are in no order.
+    """
+    rewrites: list[Rewrite] = []
+    for each in plans:
+        if each.plan.moves:
+            rewrites += offload_rewrites(graph, each.timeline, each.plan, options, spill_key=spill_key)
+    edited = graph.copy()
+    apply_rewrites(rewrites, edited)
+    cycle = waits_for_itself(edited)
+    if cycle:
+        raise GraphError(
+            f"with its moves the step would wait for itself, through {' -> '.join(cycle[:6])}"
+            f"{' -> ...' if len(cycle) > 6 else ''}; please report this"
+        )
+    return edited

@@ -217,8 +217,9 @@ class Trace:
         return self.graphs.restore(graph_def, dry_run=dry_run)
 
     def build_lanes(self, plans: Sequence[LanePlan]) -> Any:
-        """A function that runs a plan on each device; `base` where nothing moves."""
+        """A function that runs a plan on each device; `base` where nothing moves, with the same random streams."""
         if not any(each.plan.moves for each in plans):
+            self.base = self.graphs.unmoved(self.base, self.jit_compile)
             return self.base
         edited = with_lanes(self.step.graph, plans, self._engine.options.offload, self._engine.spill_key)
         return self.graphs.restore(serde.to_graph_def(edited, self._captured.graph_def), dry_run=False)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graph_passes import pipeline
 from graph_passes.analysis.peers import is_collective, lanes
-from graph_passes.errors import ReplicasError
+from graph_passes.errors import InfeasibleBudgetError, ReplicasError
 from graph_passes.graph.ir import Graph
 from graph_passes.lower.values import integers
 from graph_passes.passes.offload.lanes import LanePlan, Pool, plan_lanes, pools_of
@@ -33,17 +33,35 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
 
     Raises:
         InfeasibleBudgetError: no plan for one of the devices keeps within the budget.
-        ReplicasError: replicas of other processes take part, or the collectives are in no known order.
+        ReplicasError: tensors would have to move, and replicas of other processes take part.
     """
-    _refuse_other_workers(step)
     timeline = step.timeline(engine.estimate(workspace=engine.target.is_gpu))
-    found = pools_of(step.graph, pool_name)
     pools = [
         Pool(devices, budget, max(0, memory(engine.library, f"/device:{name}").bytes_in_use))
-        for name, devices in found.items()
+        for name, devices in pools_of(step.graph, pool_name).items()
     ]
     default = next(iter(lanes(step.graph)), "")
-    return plan_lanes(step.graph, timeline, pools, default, engine.link, engine.options.offload, relax=not step.merging)
+    options, elsewhere = engine.options.offload, waits_for_others(step.graph)
+    try:
+        plans = plan_lanes(step.graph, timeline, pools, default, engine.link, options, relax=not step.merging)
+    except InfeasibleBudgetError as error:
+        if elsewhere:
+            raise _refused(elsewhere, budget) from error
+        raise
+    if elsewhere and any(each.plan.moves for each in plans):
+        raise _refused(elsewhere, budget)
+    return plans
+
+
+def waits_for_others(graph: Graph) -> str:
+    """A collective that waits for devices of other processes, or for an unknown number of them; "" if none does."""
+    here = len(lanes(graph))
+    for node in graph:
+        if is_collective(node):
+            size = integers(graph, node.inputs[_GROUP_SIZE]) if len(node.inputs) > _GROUP_SIZE else None
+            if size is None or size[0] > here:
+                return f"'{node.name}' ({node.op})"
+    return ""
 
 
 def pool_name(device: str) -> str:
@@ -53,13 +71,13 @@ def pool_name(device: str) -> str:
 
 
 def describe_replicas(step: pipeline.Step, plans: Sequence[LanePlan], engine: Engine, name: str) -> Report:
-    """One report: peaks of the device that takes the most of its budget, moves of all."""
+    """One report: peaks of the allocator that needs the most, moves of all devices."""
     policy = engine.options.offload.policy
     reports = [
         pipeline.describe(step, each.timeline, each.plan, policy, graph=name, device=pool_name(each.device), notes=())
         for each in plans
     ]
-    fullest = max(reports, key=lambda report: report.peak_before)
+    fullest = max(_pooled(reports), key=lambda report: report.peak_before)
     devices = [
         f"{report.device}: planned peak {report.peak_predicted:,} of {report.peak_before:,} bytes, "
         f"{len(report.transfers)} tensors offloaded"
@@ -77,14 +95,25 @@ def describe_replicas(step: pipeline.Step, plans: Sequence[LanePlan], engine: En
     )
 
 
-def _refuse_other_workers(step: pipeline.Step) -> None:
-    graph: Graph = step.graph
-    here = len(lanes(graph))
-    for node in graph:
-        if is_collective(node):
-            size = integers(graph, node.inputs[_GROUP_SIZE]) if len(node.inputs) > _GROUP_SIZE else None
-            if size is None or size[0] > here:
-                raise ReplicasError(
-                    f"'{node.name}' ({node.op}) waits for devices of other processes, and tfmem moves tensors only where "
-                    "one process runs all replicas; use MirroredStrategy, or a budget that the step fits in"
-                )
+def _pooled(reports: Sequence[Report]) -> list[Report]:
+    """A report for each allocator, whose peaks are the sums of those of its devices."""
+    pools: dict[str, list[Report]] = {}
+    for report in reports:
+        pools.setdefault(report.device, []).append(report)
+    return [
+        replace(
+            each[0],
+            peak_before=sum(report.peak_before for report in each),
+            peak_predicted=sum(report.peak_predicted for report in each),
+            peak_uncounted=sum(report.peak_uncounted for report in each),
+        )
+        for each in pools.values()
+    ]
+
+
+def _refused(collective: str, budget: int) -> ReplicasError:
+    return ReplicasError(
+        f"the step needs more than the budget of {budget:,} bytes, and no tensor of a step that runs in several "
+        f"workers can be moved: {collective} waits for devices of other processes; train with a smaller batch, or with "
+        "the replicas of one process (MirroredStrategy)"
+    )

@@ -31,6 +31,7 @@ from tfmem.runtime.profile_cache import fingerprint
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
+from tfmem.steps.replicas import waits_for_others
 from tfmem.steps.stage import SURELY_FITS
 
 RECURRENT_OUTSIDE = "off: recurrent kernels cannot live inside XLA"
@@ -219,7 +220,8 @@ class Trace:
     def build_lanes(self, plans: Sequence[LanePlan]) -> Any:
         """A function that runs a plan on each device; `base` where nothing moves, with the same random streams."""
         if not any(each.plan.moves for each in plans):
-            self.base = self.graphs.unmoved(self.base, self.jit_compile)
+            if not waits_for_others(self.step.graph):
+                self.base = self.graphs.unmoved(self.base, self.jit_compile)
             return self.base
         edited = with_lanes(self.step.graph, plans, self._engine.options.offload, self._engine.spill_key)
         return self.graphs.restore(serde.to_graph_def(edited, self._captured.graph_def), dry_run=False)

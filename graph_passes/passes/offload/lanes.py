@@ -16,7 +16,7 @@ from graph_passes.analysis.memory.lanes import held_by, lane_of
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.peers import lanes, waits_for_itself
-from graph_passes.errors import GraphError
+from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Rewrite, apply_rewrites
 from graph_passes.passes.offload.apply import offload_rewrites
@@ -90,21 +90,41 @@ def plan_lanes(
     for pool in pools:
         parts = {device: lane_of(graph, timeline, device, default) for device in pool.devices}
         own = {device: held_by(graph, device, default) for device in pool.devices}
-        shared = max(0, pool.in_use - sum(own.values()))  # what else the process holds
+        own[pool.devices[0]] += max(0, pool.in_use - sum(own.values()))  # what else the process holds
         parts = {device: replace(part, base=own[device]) for device, part in parts.items()}
-        share = _shares({device: part.peak for device, part in parts.items()}, own, pool.budget - shared)
+        share = _shares({device: part.peak for device, part in parts.items()}, own, pool.budget)
         for device, part in parts.items():
-            plan = plan_offload(
-                part,
-                link,
-                share[device],
-                options,
-                layers=[at for at in roles.layers(graph, part) if graph[part.steps[at].node].device == device],
-                convolution_inputs=roles.convolution_inputs(graph, part),
-                relax=relax,
-            )
+            try:
+                plan = plan_offload(
+                    part,
+                    link,
+                    share[device],
+                    options,
+                    layers=[at for at in roles.layers(graph, part) if graph[part.steps[at].node].device == device],
+                    convolution_inputs=roles.convolution_inputs(graph, part),
+                    relax=relax,
+                )
+            except InfeasibleBudgetError as error:
+                raise _of_pool(error, device, pool, share[device]) from error
             found.append(LanePlan(device, part, plan))
     return tuple(found)
+
+
+def _of_pool(error: InfeasibleBudgetError, device: str, pool: Pool, share: int) -> InfeasibleBudgetError:
+    """What a user can do about a lane without a plan: the budget is that of the whole pool."""
+    if len(pool.devices) == 1:
+        return InfeasibleBudgetError(f"on {device}: {error}", error.smallest_budget, error.op, error.least)
+    scale = pool.budget / max(1, share)
+    smallest, least = round(scale * error.smallest_budget), round(scale * error.least)
+    return InfeasibleBudgetError(
+        f"memory_budget is {pool.budget:,} bytes for the {len(pool.devices)} devices of one allocator, so {device} may "
+        f"use {share:,}; with every candidate tensor moved out it still needs between {error.least:,} and "
+        f"{error.smallest_budget:,} bytes at op '{error.op}'; give a budget of at least {smallest:,} bytes, or a "
+        "smaller batch",
+        smallest,
+        error.op,
+        least,
+    )
 
 
 def _shares(peaks: Mapping[str, int], base: Mapping[str, int], budget: int) -> dict[str, int]:

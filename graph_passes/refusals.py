@@ -284,6 +284,7 @@ class Reason(Enum):
     LIST_FILLED = "offload", "a loop fills it"
     LIST_UNKNOWN = "offload", "what a loop puts in is not known before it runs"
     COLLECTIVE = "offload", "{op} talks to other devices"
+    OTHER_DEVICE = "offload", "another device reads it"
     SEVERAL_SHAPES = "offload", "it is read under several shapes"
     UNKNOWN_SIZE = "offload", "its size is not known before it runs"
     PAIRED = "offload", "oneDNN's gradient reads it straight from the op that made it"

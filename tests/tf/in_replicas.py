@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -67,8 +68,32 @@ class Training:
             np.testing.assert_array_equal(weight.numpy(), old)
 
 
-def mirrored(**options: Any) -> tf.distribute.MirroredStrategy:
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], **options)
+class AllReduced(Training):
+    """The same, whose replicas sum their gradients themselves, in collectives of a size."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, rate: float, options: Any) -> None:
+        super().__init__(strategy, rate)
+        self.options = options
+
+    def step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in self.weights:
+                h = tf.tanh(h @ weight)
+                if self.rate:
+                    h = tf.nn.dropout(h, self.rate, seed=3)
+            loss = tf.reduce_mean(h**2)
+        gradients = tape.gradient(loss, self.weights)
+        summed = tf.distribute.get_replica_context().all_reduce("SUM", gradients, self.options)
+        for weight, gradient in zip(self.weights, summed, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+
+@cache
+def mirrored(reduced: type[Any] | None = None) -> tf.distribute.MirroredStrategy:
+    """One for all cases: each strategy counts its collectives from the same number, and TensorFlow remembers shapes."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=reduced() if reduced else None)
 
 
 def optimized(function: Any, budget: int | None = None) -> Any:
@@ -96,13 +121,75 @@ def a_step_that_may_fit_is_not_probed() -> None:
     assert tfmem.report(step).decision.startswith("unchanged")
 
 
+def tensors_move_on_each_device() -> None:
+    """With one collective, with several, and with sums on one device; values and weights stay equal to the bit."""
+    for packed in (0, 5 * WIDTH * WIDTH * 4, WIDTH * WIDTH):
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=packed)
+        for rate in (0.0, 0.5):
+            plain, ours = AllReduced(mirrored(), rate, options), AllReduced(mirrored(), rate, options)
+            require_moves(plain, ours)
+    for reduced in (tf.distribute.ReductionToOneDevice, tf.distribute.HierarchicalCopyAllReduce):
+        require_moves(Training(mirrored(reduced)), Training(mirrored(reduced)))
+
+
+def require_moves(plain: Training, ours: Training) -> None:
+    """That half of what the step needs beyond its variables is enough, and that nothing else is computed."""
+    step = optimized(ours.in_all, AMPLE)
+    ours.losses(step)
+    peak = tfmem.report(step).peak_before
+    for weight, given in zip(ours.weights, plain.weights, strict=True):
+        weight.assign(given)
+    step = optimized(ours.in_all, round(0.8 * peak))
+    tf.random.set_seed(1)
+    expected = plain.losses()
+    tf.random.set_seed(1)
+    assert ours.losses(step) == expected
+    report = tfmem.report(step)
+    assert report.decision == "moved", report
+    replicas = [name.startswith("replica_1/") for name in (record.tensor for record in report.transfers)]
+    assert any(replicas)
+    assert not all(replicas)
+    for weight, given in zip(ours.weights, plain.weights, strict=True):
+        for mine, theirs in zip(weight.values, given.values, strict=True):
+            np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
 def a_budget_that_is_too_small_is_refused() -> None:
-    with_collectives = Training(mirrored())
-    step = optimized(with_collectives.in_all, SCARCE)
-    with_collectives.refused(step, "CollectiveReduceV2", "several replicas")
-    on_one = Training(mirrored(cross_device_ops=tf.distribute.ReductionToOneDevice()))
-    on_one.refused(optimized(on_one.in_all, SCARCE), "replica_1/", "several replicas")
-    on_one.refused(optimized(on_one.in_all, 1), "several replicas")  # no plan would do, either
+    training = Training(mirrored())
+    before = [weight.numpy() for weight in training.weights]
+    with pytest.raises(tfmem.InfeasibleBudgetError):
+        optimized(training.in_all, MIB)(tf.constant(BATCH))
+    for weight, old in zip(training.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), old)
+
+
+def trained(library: Any, budget: int | None) -> tuple[Any, Any]:
+    """A model, and all that `fit`, `evaluate` and `predict` give, with partial last batches."""
+    x, y = BATCH, np.arange(ROWS) % 7
+    library.utils.set_random_seed(1)
+    with mirrored().scope():
+        parts = [library.Input((WIDTH,))]
+        for _ in range(5):
+            parts += [library.layers.Dense(256), library.layers.BatchNormalization(), library.layers.Activation("gelu")]
+        model = library.Sequential([*parts, library.layers.Dropout(0.2), library.layers.Dense(7)])
+        loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(library.optimizers.Adam(), loss, metrics=["accuracy"], jit_compile=False)
+    if budget is not None:
+        tfmem.optimize(model, memory_budget=budget)
+    history = model.fit(x, y, batch_size=1000, epochs=2, shuffle=False, verbose=0).history
+    scores = model.evaluate(x, y, batch_size=600, verbose=0)
+    return model, (history, scores, model.predict(x, batch_size=600, verbose=0), model.get_weights())
+
+
+def keras_models_train() -> None:
+    """Logs, predictions and weights are equal to the bit, whether tensors move or not."""
+    for library in (keras, tf_keras):
+        _, expected = trained(library, None)
+        fits, found = trained(library, AMPLE)
+        tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+        moves, found = trained(library, round(0.92 * tfmem.report(fits).peak_before))
+        tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+        assert tfmem.report(moves).decision == "moved", tfmem.report(moves)
 
 
 def steps_that_are_edited_while_they_are_built() -> None:
@@ -154,7 +241,9 @@ def main() -> None:
     for case in (
         a_step_that_fits_runs_as_given,
         a_step_that_may_fit_is_not_probed,
+        tensors_move_on_each_device,
         a_budget_that_is_too_small_is_refused,
+        keras_models_train,
         steps_that_are_edited_while_they_are_built,
         what_run_calls,
         predictions,

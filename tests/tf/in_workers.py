@@ -24,7 +24,7 @@ def main(index: str, *ports: str) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync == len(workers)
     scarce = Training(strategy)
-    scarce.refused(optimized(scarce.in_all, SCARCE), "several replicas or workers")
+    scarce.refused(optimized(scarce.in_all, SCARCE), "several workers")
     plain, ample = Training(strategy), Training(strategy)
     step = optimized(ample.in_all, AMPLE)
     expected = plain.losses()

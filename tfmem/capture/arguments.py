@@ -76,7 +76,7 @@ def open_shapes(
     if all(placeholder.shape.is_fully_defined() for placeholder in cf.inputs):
         return {}
     flat = flat_arguments(cf, args, dict(kwargs or {}))
-    given = tf.nest.flatten((args, kwargs or {}))
+    given = [local for item in tf.nest.flatten((args, kwargs or {})) for local in _local_values(item)]
     whole = [tf.nest.flatten(item, expand_composites=True) for item in given]
     parts = {id(part) for item, found in zip(given, whole, strict=True) for part in found if part is not item}
     return {
@@ -88,4 +88,12 @@ def open_shapes(
 
 def shapes_key(args: tuple[Any, ...]) -> Hashable | None:
     """What tells calls of one trace apart by their shapes; None where an argument is no plain tensor."""
-    return call_key(tuple(item for item in tf.nest.flatten(args) if item is not None), {})
+    given = (local for item in tf.nest.flatten(args) if item is not None for local in _local_values(item))
+    return call_key(tuple(given), {})
+
+
+def _local_values(item: Any) -> tuple[Any, ...]:
+    """What an argument of a distribution strategy holds for each replica of this process; `item` of any other."""
+    if isinstance(item, tf.distribute.DistributedValues) and not isinstance(item, tf.Variable):
+        return tuple(getattr(item, "values", (item,)))
+    return (item,)

@@ -63,7 +63,7 @@ def makes_its_own(model: Any, name: str) -> bool:
 def require_trainable(model: Any) -> None:
     """
     Raises:
-        GraphError: not a Keras model, not compiled, compiled with `run_eagerly`, or under a distribution strategy.
+        GraphError: not a Keras model, not compiled, or compiled with `run_eagerly`.
     """
     keras = _keras_of(model)
     if keras is None:
@@ -75,12 +75,6 @@ def require_trainable(model: Any) -> None:
     if keras == "keras" and not hasattr(model, "distribute_strategy"):
         raise GraphError(
             f"model '{model.name}' does not train on TensorFlow; set KERAS_BACKEND=tensorflow before Keras is imported"
-        )
-    strategy = model.distribute_strategy
-    if type(strategy).__name__ != "_DefaultDistributionStrategy" and strategy.num_replicas_in_sync > 1:
-        raise GraphError(
-            f"model '{model.name}' trains under {type(strategy).__name__} with "
-            f"{strategy.num_replicas_in_sync} replicas; only the default strategy is supported"
         )
 
 

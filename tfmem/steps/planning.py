@@ -6,11 +6,13 @@ from dataclasses import replace
 from functools import partial
 
 from graph_passes.errors import InfeasibleBudgetError
+from tfmem.kernels.replace_recurrent import with_replacements
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import Known
 from tfmem.steps.phases import Event, Move
+from tfmem.steps.replicas import describe_replicas, plan_replicas
 from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle
 from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming
 from tfmem.steps.trace import Trace
@@ -90,8 +92,10 @@ def _with_layers(job: Job) -> Given:
 def _begun(job: Job, state: State, budget: int) -> Move[State]:
     """What follows the reading of a step: a plan by estimates, or a first plan that is observed."""
     engine, trace = job.engine, job.trace
+    if trace.shared:
+        return _of_replicas(job, state, budget)
     careful = trace.step.timeline(engine.estimate(workspace=True))
-    if careful.peak <= engine.surely_fits * budget or trace.shared:  # which no probe may be put into
+    if careful.peak <= engine.surely_fits * budget:
         return settle(job, state, careful, trace.plan(careful, budget))
     # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
     timeline = trace.step.timeline(engine.estimate(workspace=False)) if job.is_gpu else careful
@@ -130,6 +134,14 @@ def _begun(job: Job, state: State, budget: int) -> Move[State]:
         return Move(Event.KNOWN, move.state) if isinstance(move.state, Trying) else move
     search = replace(search, tried=frozenset([first.actions]))
     return Move(Event.UNKNOWN, probed(job, Warming, state, search, first))
+
+
+def _of_replicas(job: Job, state: State, budget: int) -> Move[State]:
+    """A plan for each device, which stays: no probe may be put into a step of several replicas."""
+    plans = plan_replicas(job.trace.step, job.engine, budget)
+    report = describe_replicas(job.trace.step, plans, job.engine, job.trace.name)
+    report = with_replacements(report, job.trace.replacements)
+    return left(job, replace(state, function=job.trace.build_lanes(plans), report=report))
 
 
 def _unobserved(engine: Engine, name: str, known: bool) -> list[str]:

@@ -16,6 +16,8 @@ from graph_passes.decision import Xla
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
+from graph_passes.lanes import edit_lanes
+from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
@@ -30,6 +32,7 @@ from tfmem.runtime.profile_cache import fingerprint
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
+from tfmem.steps.replicas import waits_for_others
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,15 @@ class Trace:
         edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
         graph_def = serde.to_graph_def(edited, self._known.captured.graph_def)
         return self.graphs.restore(graph_def, dry_run=dry_run)
+
+    def build_lanes(self, plans: Sequence[LanePlan]) -> Any:
+        """A function that runs a plan on each device; `base` where nothing moves, with the same random streams."""
+        if not any(each.plan.moves for each in plans):
+            if not waits_for_others(self.step.graph):
+                self.base = self.graphs.unmoved(self.base, self.jit_compile)
+            return self.base
+        edited = edit_lanes(self.step, plans, self._engine.options.offload, self._engine.spill_key)
+        return self.graphs.restore(serde.to_graph_def(edited, self._known.captured.graph_def), dry_run=False)
 
     def unmoved(self) -> Any:
         """The function that runs where nothing moves; `base` from now on."""

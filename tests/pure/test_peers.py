@@ -1,0 +1,148 @@
+"""Steps of several lanes: which collectives meet, whether a step waits for itself, and plans of each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.memory.lanes import lane_of
+from graph_passes.analysis.memory.simulate import Link
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.analysis.peers import lanes, meetings, waits_for_itself
+from graph_passes.errors import GraphError, InfeasibleBudgetError
+from graph_passes.graph.ir import Function, Graph, Node, TensorId
+from graph_passes.graph.order import is_acyclic
+from graph_passes.lanes import edit_lanes
+from graph_passes.passes.offload.lanes import LanePlan
+from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
+from graph_passes.pipeline import Step
+from graph_passes.refusals import Reason
+from tests.spmd_graphs import Spmd, device, execute, steps, training_step
+
+OPTIONS = OffloadOptions(reuse_distance=1)
+NET = Spmd((2, 3, 1, 2, 4), (0, 0, 0, 1, 2), 2, 1)
+
+
+def timelines(step: Step) -> dict[str, Timeline]:
+    whole = step.timeline(Roofline(load("unit")))
+    return {lane: lane_of(step.graph, whole, lane, device(0)) for lane in lanes(step.graph)}
+
+
+def moved(step: Step, share: float) -> tuple[Graph, dict[str, OffloadPlan]]:
+    """The step with a plan in each lane; lanes of which no plan keeps the budget stay without."""
+    plans = {}
+    for lane, timeline in timelines(step).items():
+        with suppress(InfeasibleBudgetError):
+            plan = plan_offload(timeline, Link(1.0, 1.0), int(timeline.peak * share), OPTIONS)
+            plans[lane] = LanePlan(lane, timeline, plan)
+    edited = edit_lanes(step, tuple(plans.values()), OPTIONS)
+    return edited, {lane: found.plan for lane, found in plans.items()}
+
+
+def test_collectives_meet_in_the_order_of_their_tokens() -> None:
+    graph = training_step(Spmd((1, 1, 1), (0, 0, 1), 3, 2))
+    found = [(meeting.turn, set(meeting.members)) for meeting in meetings(graph)]
+    assert found == [(turn, {f"reduce{turn}/{lane}" for lane in range(3)}) for turn in range(2)]
+
+
+def test_collectives_without_an_order_are_refused() -> None:
+    graph = training_step(Spmd((1, 1), (0, 0), 2, 2))
+    graph.remove_control("reduce1/1", "reduce0/1")
+    with pytest.raises(GraphError, match=r"has no order among those of .*GPU:1; expected an ordering token"):
+        meetings(graph)
+
+
+def test_collectives_without_a_token_are_refused() -> None:
+    graph = training_step(NET)
+    graph.constants.clear()
+    with pytest.raises(GraphError, match="no constant group key and ordering token"):
+        meetings(graph)
+
+
+def test_collectives_in_a_branch_are_refused() -> None:
+    inner = training_step(NET)
+    graph = Graph([Node("if", "If", outputs=1)], functions={("if", "then_branch"): Function(inner, (), ())})
+    with pytest.raises(GraphError, match="inside of a function that 'if' calls"):
+        meetings(graph)
+
+
+@settings(max_examples=100, deadline=None)
+@given(net=steps(), edges=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=4), seed=st.integers())
+def test_a_step_waits_for_itself_where_a_run_does_not_end(
+    net: Spmd, edges: Sequence[tuple[int, int]], seed: int
+) -> None:
+    graph = training_step(net)
+    names = list(graph.nodes)
+    for first, second in edges:
+        before, after = names[first % len(names)], names[second % len(names)]
+        if before != after and before not in graph[after].control and graph[after].op != "Const":
+            graph.add_control(after, before)
+            if not is_acyclic(graph):
+                graph.remove_control(after, before)
+    try:
+        cycle = waits_for_itself(graph)
+    except GraphError:
+        return  # an edge between lanes put collectives of a lane into another order
+    stuck = execute(graph, seed).stuck
+    assert bool(cycle) == bool(stuck)
+    assert stuck.issuperset(cycle)
+
+
+@settings(max_examples=60, deadline=None)
+@given(net=steps(), share=st.floats(0.4, 0.99), seed=st.integers())
+def test_plans_of_each_lane_end_with_the_same_values(net: Spmd, share: float, seed: int) -> None:
+    step = Step.read(training_step(net))
+    edited, plans = moved(step, share)
+    assert waits_for_itself(edited) == ()
+    ran = execute(edited, seed)
+    assert not ran.stuck
+    assert ran.values == execute(step.graph).values
+    for lane, plan in plans.items():
+        assert ran.peaks[lane] <= plan.after.peak
+
+
+def test_an_order_across_lanes_waits_for_itself() -> None:
+    """The order of a step that is planned as if one device ran it: replica 1's pack waits for what replica 0 got."""
+    step = Step.read(training_step(NET))
+    edited = step.graph.copy()
+    chain = [name for name in step.order if step.graph[name].op not in ("Const", "CollectiveReduceV2")]
+    for before, after in pairwise(chain):
+        if before not in edited[after].control:
+            edited.add_control(after, before)
+    assert is_acyclic(edited)
+    cycle = waits_for_itself(edited)
+    assert any(name.startswith("reduce0") for name in cycle)
+    assert execute(edited).stuck.issuperset(cycle)
+
+
+def test_no_edge_joins_two_lanes() -> None:
+    step = Step.read(training_step(NET))
+    edited, plans = moved(step, 0.7)
+    assert all(plan.moves for plan in plans.values())
+    for node in edited:
+        for before in set(node.control) - set(
+            step.graph.nodes[node.name].control if node.name in step.graph.nodes else ()
+        ):
+            assert edited[before].device == node.device
+
+
+def test_what_another_lane_reads_stays() -> None:
+    lane = timelines(Step.read(training_step(NET)))[device(1)]
+    (buffer,) = [buffer for buffer in lane.buffers if buffer.tensor == TensorId("f4/1")]
+    assert buffer.pinned_by == Reason.OTHER_DEVICE()
+
+
+def test_a_lane_takes_no_time_for_ops_elsewhere() -> None:
+    step = Step.read(training_step(NET))
+    whole = step.timeline(Roofline(load("unit")))
+    parts = timelines(step).values()
+    assert sum(float(part.begins[-1]) for part in parts) == pytest.approx(float(whole.begins[-1]))
+    assert sum(len(part.buffers) for part in parts) == len(whole.buffers)

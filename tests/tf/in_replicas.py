@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -234,24 +235,26 @@ def predictions() -> None:
             compare(model.predict(x, batch_size=24, verbose=0), several, **tolerance)
 
 
-def main() -> None:
+LOOPS = (
+    a_step_that_fits_runs_as_given,
+    a_step_that_may_fit_is_not_probed,
+    tensors_move_on_each_device,
+    a_budget_that_is_too_small_is_refused,
+    steps_that_are_edited_while_they_are_built,
+    what_run_calls,
+)
+MODELS = (keras_models_train, predictions)
+
+
+def main(cases: str) -> None:
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
     )
-    for case in (
-        a_step_that_fits_runs_as_given,
-        a_step_that_may_fit_is_not_probed,
-        tensors_move_on_each_device,
-        a_budget_that_is_too_small_is_refused,
-        keras_models_train,
-        steps_that_are_edited_while_they_are_built,
-        what_run_calls,
-        predictions,
-    ):
+    for case in {"loops": LOOPS, "models": MODELS}[cases]:
         print(case.__name__, flush=True)
         case()
     print("equal")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

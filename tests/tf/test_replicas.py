@@ -1,4 +1,4 @@
-"""Distribution strategies: steps of several replicas run as given, or are refused before anything runs."""
+"""Distribution strategies: steps of several replicas keep their numbers, whether tensors move or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
-TIMEOUT = 100  # seconds; what waits for itself would never end
+import pytest
+
+TIMEOUT = 220  # seconds; what waits for itself would never end
 
 
 def started(module: str, *arguments: str) -> subprocess.Popen[str]:
@@ -24,11 +26,14 @@ def require_equal(process: subprocess.Popen[str]) -> None:
     assert output.endswith("equal\n")
 
 
-def test_two_replicas() -> None:
-    with started("in_replicas") as process:
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("cases", ["loops", "models"])
+def test_two_replicas(cases: str) -> None:
+    with started("in_replicas", cases) as process:
         require_equal(process)
 
 
+@pytest.mark.timeout(240)
 def test_two_workers() -> None:
     with ExitStack() as stack:
         ports = []

@@ -302,10 +302,11 @@ class Random:
         return lambda values: tf.add_n([values[j] for j in alike])
 
 
-def test_random_functions_compute_what_tensorflow_computes_or_are_errors() -> None:
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 100), marks=pytest.mark.long)], ids=len)
+def test_random_functions_compute_what_tensorflow_computes_or_are_errors(seeds: range) -> None:
     """Both happen often: most functions are read, and of the others not all fail at the same op."""
     read, refused = 0, set()
-    for seed in range(100):
+    for seed in seeds:
         function = Random(seed).write(3 + seed % 8)
         try:
             NET.compare(function)
@@ -315,5 +316,5 @@ def test_random_functions_compute_what_tensorflow_computes_or_are_errors() -> No
             refused.add(found[1])
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
-    assert 50 <= read <= 95
-    assert len(refused) > 3, refused
+    assert 0.5 * len(seeds) <= read <= 0.95 * len(seeds)
+    assert len(refused) > 2, refused

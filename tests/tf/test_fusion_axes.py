@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ def same(step: Callable[..., Any], inputs: Sequence[Array], *ops: str) -> None:
         np.testing.assert_allclose(ours, theirs, 1e-5, 1e-6)
 
 
+@pytest.mark.long
 @given(st.integers(1, MANY), st.integers(1, 2))
 @example(32, 0)
 @example(33, 0)

@@ -212,6 +212,7 @@ def keras_loop(new_net, library, wrap=lambda optimizer: optimizer, call="apply_g
     return optimizer, step
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("library", "call"), [(keras, "apply"), (keras, "apply_gradients"), (tf_keras, "apply_gradients")]
 )

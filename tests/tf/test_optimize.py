@@ -215,6 +215,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_keras_models_train_the_same(case, flow, smallest):
     library, how, tolerance = CASES[case]

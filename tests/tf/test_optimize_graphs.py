@@ -135,6 +135,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make_step", STEPS, ids=lambda make: make.__name__)
 def test_roles_are_read_from_the_structure(make_step, batch, flow, smallest):
     expected = run(tf.function(make_step()), batch)

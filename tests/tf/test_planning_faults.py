@@ -82,6 +82,7 @@ def fixture_peak(new_net, batch, flow):
     return tfmem.report(function).peak_before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("module", "name"), **named(AT_FIRST))
 def test_what_fits_runs_as_it_was(module, name, new_net, batch, peak, broken):
     expected = run(tf.function(new_net().step), batch)
@@ -97,6 +98,7 @@ def test_what_fits_runs_as_it_was(module, name, new_net, batch, peak, broken):
     assert report.budget
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("module", "name"), **named(AT_FIRST))
 def test_what_does_not_fit_is_refused_before_it_runs(module, name, new_net, batch, flow, smallest, broken):
     budget = SPARE + smallest(lambda size: optimized(new_net(), size)(*batch))
@@ -114,6 +116,7 @@ def test_what_does_not_fit_is_refused_before_it_runs(module, name, new_net, batc
         recorded(lambda: run(again, batch, steps=2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("after", "module", "name"), **named(LATER))
 def test_once_a_plan_ran_it_stays(after, module, name, new_net, batch, flow, smallest, broken):
     expected = run(tf.function(new_net().step), batch, steps=8)
@@ -210,6 +213,7 @@ def train(graph):
         return [session.run(["loss:0", "train"], {"x:0": np.ones([64, 256], "float32")})[0] for _ in range(3)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("module", "name"), **named([(unobserved, "plan_unobserved"), *EDITING, (pipeline, "build_timeline")])
 )

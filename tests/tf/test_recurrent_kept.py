@@ -210,6 +210,7 @@ def critic() -> Any:
     return keras.Sequential([keras.Input([8]), *(L.Dense(8, activation="tanh") for _ in range(3)), L.Dense(1)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [transformer, convolutional, siamese, neighbours, shared, heads, critic])
 def test_no_recurrence_no_line(make: Callable[[], Any]) -> None:
     network = make()

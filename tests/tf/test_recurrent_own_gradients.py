@@ -148,6 +148,7 @@ def optimized(graph_def: Any) -> tuple[Any, RecurrentPlan]:
     return result, plan_whole(graph, names, gradients, step_gradient_fault)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loop", [scanned, looped])
 @pytest.mark.parametrize("own", [clipped, turned, stopped, overridden])
 def test_nothing_but_the_gradient_loop_tells(own: Any, loop: Any) -> None:

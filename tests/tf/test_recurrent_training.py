@@ -79,6 +79,7 @@ MODELS: dict[str, tuple[int, Sequence[Callable[[], Any]]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_keras_trains_the_same(name: str) -> None:
     replaced, layers = MODELS[name]
@@ -109,6 +110,7 @@ LEGACY = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LEGACY)
 def test_tf_keras_trains_the_same(name: str) -> None:
     replaced, layers = LEGACY[name]

@@ -82,6 +82,7 @@ class Failing:
         return self.net.step(tf.reshape(tf.numpy_function(watch, [x], tf.float32), x.shape), y)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", [1, 2, 3])
 @pytest.mark.parametrize("what", [RuntimeError("broken"), MemoryError("broken")], ids=["unknown", "memory"])
 def test_an_error_of_the_user_reaches_the_user(call, what, new_net, batch, flow, smallest):

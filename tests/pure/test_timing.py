@@ -12,6 +12,7 @@ import pytest
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.timing.remembered import Remembered
 from custom_ops.timing.rounds import Rounds, fastest
+from tests.pure.test_layers import found, sources
 
 
 def turns(rounds: Rounds, count: int) -> list[int]:
@@ -90,3 +91,9 @@ def test_without_a_cache_nothing_is_kept() -> None:
     known.keep("key", 0.5)
     assert known.find("key") is None
     assert known.get("key", lambda: 0.25) == 0.25
+
+
+def test_what_compiles_and_launches_knows_of_no_timing_and_timing_of_no_system() -> None:
+    assert found(sources("custom_ops/jit"), "custom_ops.timing") == []
+    for system in ("dynamic", "fusion", "matmul", "recurrent"):
+        assert found(sources("custom_ops/timing"), f"custom_ops.{system}") == []

@@ -120,6 +120,14 @@ class _Window:
             if other in self
         )
 
+    def is_convex(self, members: Sequence[int]) -> bool:
+        """`Dependences.is_convex` by bits: most of what is asked, and a tenth of all planning time cheaper."""
+        before = after = 0
+        for number in members:
+            before |= self._before[number - self.first]
+            after |= self._after[number - self.first]
+        return not before & after & ~self.mask(members)
+
 
 def _grown(scorer: Scorer, window: _Window, seed: int, most: int, whole: Mapping[int, int]) -> Iterator[Candidate]:
     """Patterns around a seed, those that save the most first, until there are enough; those within one run only grow.
@@ -180,7 +188,7 @@ def _beside(scorer: Scorer, window: _Window, pattern: Candidate, runs: Sequence[
                 yield candidate
         union = sorted({*run.members, *pattern.members})
         inside = union[0] in window and union[-1] in window
-        if inside and body.net.is_convex(union) and not _uses_after_write(body, union):
+        if inside and window.is_convex(union) and not _uses_after_write(body, union):
             candidate = scorer.candidate(union)
             if candidate:
                 yield candidate

@@ -1,4 +1,4 @@
-"""Orders of items that wait for others, and sets that are joined."""
+"""Orders of nodes that wait for others, and sets that are joined: of whatever nodes are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def topological_order(
 
 
 class DisjointSets:
-    """Sets of the numbers from 0 to `count` - 1: at first each number is one set."""
+    """The numbers from 0 to `count` - 1, each a set of its own until sets are joined."""
 
     def __init__(self, count: int) -> None:
         self._owner = list(range(count))

@@ -57,7 +57,7 @@ def collapse(form: Found, join: Callable[[Found, int, int], Found | None]) -> Fo
 
 
 def joined(form: Form, outer: int, inner: int, size: int | None, covers: Covers) -> Joined | None:
-    """Join two axes; None if they cannot be one.
+    """With one axis in place of two; None if that cannot be.
 
     Args:
         size: of the inner axis; None if it is not known.
@@ -75,7 +75,7 @@ def joined(form: Form, outer: int, inner: int, size: int | None, covers: Covers)
 def one_for_two(
     values: tuple[Value, ...], place: int | None, combine: Callable[[Value, Value], Value]
 ) -> tuple[Value, ...]:
-    """Replace the values at `place` and behind it by one."""
+    """With one value for those at `place` and behind it."""
     return values if place is None else (*values[:place], combine(*values[place : place + 2]), *values[place + 2 :])
 
 

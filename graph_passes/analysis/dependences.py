@@ -47,20 +47,6 @@ class Dependences:
                 found[place].append(number)
         return tuple(map(tuple, found))
 
-    def behind(self, members: Collection[int], end: int) -> set[int]:
-        """What waits for one of `members`, up to a number."""
-        found: set[int] = set()
-        for number in range(min(members, default=end), end):
-            if number not in members and any(other in members or other in found for other in self.before[number]):
-                found.add(number)
-        return found
-
-    def is_convex(self, members: Collection[int]) -> bool:
-        """Whether no path leaves `members` and comes back."""
-        inside = set(members)
-        behind = self.behind(inside, max(inside, default=0) + 1)
-        return not any(other in behind for number in inside for other in self.before[number])
-
     def among(self, members: Sequence[int]) -> Dependences:
         """The dependences among `members` alone, given in increasing order, numbered anew."""
         place = {number: index for index, number in enumerate(members)}

@@ -46,7 +46,7 @@ def collapse(program: Program, shapes: Shapes) -> tuple[Program, Shapes, Groups]
 
 
 def _joined(form: _Form, outer: int, inner: int) -> _Form | None:
-    """Join two axes. The size is 0, as of any axis whose size is not fixed, if that of one of them is."""
+    """With one axis in place of two; 0 is its size, as of any axis whose size is not fixed, if one of them is."""
 
     def covers(tensor: int, dimension: int, one: Index, other: Index) -> bool:
         indices = enumerate((one, other), dimension)

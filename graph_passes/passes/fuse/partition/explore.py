@@ -121,7 +121,7 @@ class _Window:
         )
 
     def is_convex(self, members: Sequence[int]) -> bool:
-        """Answer `Dependences.is_convex` by bits, which saves a tenth of the time that planning takes."""
+        """Whether no path leaves the members and comes back."""
         before = after = 0
         for number in members:
             before |= self._before[number - self.first]

@@ -91,7 +91,16 @@ def _together(body: Body, groups: Sequence[Sequence[int]], around: Mapping[int, 
 
 def _reached(body: Body, earlier: Collection[int], product: int) -> bool:
     """Whether a product waits for one of some earlier ones."""
-    return product in body.net.behind(set(earlier), product + 1)
+    return product in _behind(body, set(earlier), product + 1)
+
+
+def _behind(body: Body, members: Collection[int], end: int) -> set[int]:
+    """What waits for one of `members`, up to a number."""
+    found: set[int] = set()
+    for number in range(min(members, default=end), end):
+        if number not in members and any(other in members or other in found for other in body.net.before[number]):
+            found.add(number)
+    return found
 
 
 def _outermost(found: Sequence[Candidate]) -> list[Candidate]:
@@ -153,7 +162,13 @@ def _is_one(body: Body, members: set[int]) -> bool:
     """Whether nodes could be one pattern: no cycle is closed, and no variable used that another of them writes."""
     never = frozenset[int]()
     apart = any(not body.partners.get(number, never).isdisjoint(members) for number in members)
-    return not apart and body.net.is_convex(members)
+    return not apart and _is_convex(body, members)
+
+
+def _is_convex(body: Body, members: set[int]) -> bool:
+    """Whether no path leaves `members` and comes back."""
+    behind = _behind(body, members, max(members, default=0) + 1)
+    return not any(other in behind for number in members for other in body.net.before[number])
 
 
 def _left(body: Body, run: Candidate, members: Collection[int]) -> Iterator[list[int]]:

@@ -20,7 +20,7 @@ def collapsed(draft: Draft) -> Draft:
 
 
 def _without_ones(draft: Draft) -> Draft:
-    """No dimensions of size 1, neither of tensors nor of outputs."""
+    """Leave out dimensions of size 1 of tensors and outputs."""
     kept = [[place for place, size in enumerate(shape) if size != 1] for shape in draft.shapes]
     nodes = [
         Input(node.tensor, tuple(node.index[place] for place in kept[node.tensor])) if isinstance(node, Input) else node
@@ -32,7 +32,7 @@ def _without_ones(draft: Draft) -> Draft:
 
 
 def _joined(draft: Draft, outer: int, inner: int) -> Draft | None:
-    """With one axis in place of two, the inner one of which is of a size that is known."""
+    """Join two axes, of which the inner one has a size that is known."""
     size = draft.axes[inner]
     if size < 0:
         return None

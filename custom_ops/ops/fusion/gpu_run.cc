@@ -41,7 +41,7 @@ uint64_t Scratch(OpKernelContext* ctx, int64_t bytes, std::vector<Tensor>* held)
 
 // One run. Memory is given back only when all is enqueued: before, another op could be given it,
 // and enqueue first. So steps are gone through twice, here for their memory, then on the device.
-class GpuExecution : public RegionExecution {
+class GpuExecution final : public RegionExecution {
  public:
   GpuExecution(const CompiledRegion& compiled, OpKernelContext* ctx, CopyBytes copy,
                RegionVariables* variables, GpuPlan* plan)

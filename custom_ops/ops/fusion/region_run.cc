@@ -26,7 +26,7 @@ constexpr size_t kMostIdle = 4;               // frames of one of them
 constexpr int64_t kMostIdleBytes = 64 << 20;  // of an arena that outlives its run
 
 // One run.
-class CpuExecution : public RegionExecution {
+class CpuExecution final : public RegionExecution {
  public:
   CpuExecution(const CompiledRegion& compiled, OpKernelContext* ctx, RegionVariables* variables,
                RegionFrame* frame)

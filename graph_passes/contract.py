@@ -21,8 +21,8 @@ from graph_passes.graph.verify import verify_graph
 
 
 class ContractError(RuntimeError):
-    """A pass was given, or left, a graph that is not what its contract says. That is a fault of tfmem's own, which a user
-    cannot change; so it is no `TfmemError`."""
+    """A pass was given, or left, a graph that is not what its contract says. That is a fault of tfmem's own, which a
+    user cannot change; so it is no `TfmemError`."""
 
 
 class Property(Enum):

@@ -20,8 +20,9 @@ from graph_passes.graph.rewrite import Rewrite
 from graph_passes.graph.verify import verify_graph
 
 
-class ContractError(GraphError):
-    """A pass was given, or left, a graph that is not what its contract says; a fault of tfmem's own."""
+class ContractError(RuntimeError):
+    """A pass was given, or left, a graph that is not what its contract says. That is a fault of tfmem's own, which a
+    user cannot change; so it is no `TfmemError`."""
 
 
 class Property(Enum):

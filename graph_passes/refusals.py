@@ -86,26 +86,35 @@ class Reason(Enum):
     LOOP_FETCHED = "recurrent", "'{node}' itself is fetched by name"
     SHAPE_CHECK = "recurrent", "'{node}' (EnsureShape) refuses shapes that are not known before the step runs"
     NO_STATE = "recurrent", "no state is carried from step to step"
-    STATE_DTYPE = "recurrent", "the variable '{node}' is {dtype}, and no count of steps; states are floating point"
+    STATE_DTYPE = (
+        "recurrent",
+        "the loop variable '{node}' is {dtype}: neither a step counter nor a floating-point state",
+    )
     STATE_SHAPE = "recurrent", "the state '{node}' has shape {shape}; expected [batch, units]"
     STATE_WIDTHS = "recurrent", "states of different widths or types: {sizes}"
     STATE_UNITS = "recurrent", "the state '{node}' has {units} units"
     SIDE_EFFECTS = "recurrent", "'{node}' ({op}) has side effects, or is random, in every step"
-    LIST_CHANGED = "recurrent", "the list '{other}' is changed by '{node}' ({op}), not at one place a step"
+    LIST_CHANGED = (
+        "recurrent",
+        "the list '{other}' is changed by '{node}' ({op}), which is not a write of one item a step",
+    )
     LIST_INDEX = "recurrent", "'{node}' writes at an index that is neither the step's number nor 0"
     LIST_SIZE = "recurrent", "the list '{node}' ({op}) is not known to have an item for each step"
     LIST_READ_INDEX = "recurrent", "'{node}' ({op}) reads a list at an index that is not the step's number"
     LIST_SOURCE = "recurrent", "'{node}' ({op}) reads a list that was not made of one whole tensor"
     SINGLE_OUTPUT = "recurrent", "'{node}' ({op}) reads single outputs of the loop"
-    STATE_COLUMNS = "recurrent", "'{node}' ({op}) gives a state {columns} columns, or one number a row"
+    STATE_COLUMNS = (
+        "recurrent",
+        "'{node}' ({op}) makes a state of {columns} columns, or a per-row scalar; expected one column",
+    )
     OUTPUT_SHAPE = "recurrent", "'{node}' ({op}), an output, has shape {shape}, not columns of {units}"
-    OUTPUT_OF_ROWS = "recurrent", "of an output of one number a row, only the last step is asked for"
+    OUTPUT_OF_ROWS = "recurrent", "only the last step of a per-row output is read"
 
     # Recurrent: ops in cells
     CELL_OP = "recurrent", "'{node}' is a {op}, which no op of a cell computes"
     CELL_SHAPE = "recurrent", "'{node}' ({op}) has shape {shape}; expected [batch, a multiple of {units}]"
     CELL_COLUMNS = "recurrent", "'{node}' ({op}): {one} and {two} columns of {units} do not match"
-    CELL_MIXED = "recurrent", "'{node}' ({op}) mixes one number a row with one number a unit: '{tensor}'"
+    CELL_MIXED = "recurrent", "'{node}' ({op}) mixes a per-row scalar with a per-unit vector: '{tensor}'"
     CELL_PRODUCT = "recurrent", "'{node}' ({op}) is not a product of a state with a fixed matrix"
     CELL_MATRIX = "recurrent", "'{node}' ({op}) multiplies with a matrix that changes, of shape {shape}"
     CELL_PRODUCT_SIZE = (
@@ -116,7 +125,7 @@ class Reason(Enum):
     CELL_JOIN = "recurrent", "'{node}' ({op}) does not join columns"
     CELL_JOIN_WIDTH = "recurrent", "'{node}' ({op}) joins '{tensor}', whose width is unknown"
     CELL_SUM_AXIS = "recurrent", "'{node}' ({op}) sums over the batch, or over no fixed axis"
-    CELL_SUM_ROWS = "recurrent", "'{node}' ({op}) sums up one number a row"
+    CELL_SUM_ROWS = "recurrent", "'{node}' ({op}) reduces a per-row scalar"
     CELL_CAST = "recurrent", "'{node}' ({op}) turns {before} into {after}"
     CELL_RESHAPE = "recurrent", "'{node}' ({op}) reshapes {before} to {after}"
     CELL_REFUSED = "recurrent", "it cannot be one cell: {detail}"
@@ -147,7 +156,7 @@ class Reason(Enum):
         "recurrent",
         "there is {count} to tell which gradient in '{node}' belongs to which variable",
     )
-    OWN_GRADIENT = "recurrent", "'{node}' ({op}) has a gradient of its own, which the new one would not have"
+    OWN_GRADIENT = "recurrent", "'{node}' ({op}) has a gradient of its own, which the replacement would not have"
     CHECK_EFFECTS = "recurrent", "its gradient cannot be checked: '{node}' ({op}) has effects"
     CHECK_FINITE = "recurrent", "its gradient cannot be checked: it is not finite at random numbers"
     CHECK_DIFFERS = (
@@ -155,10 +164,10 @@ class Reason(Enum):
         "its gradient is not that of its forward step (a custom gradient?): that of {what} differs",
     )
     CHECK_FAILED = "recurrent", "its gradient cannot be checked: {detail}"
-    GRADIENT_LOST = "recurrent", "'{reader}' reads '{tensor}', which nothing takes the place of"
+    GRADIENT_LOST = "recurrent", "'{reader}' reads '{tensor}', which has no replacement"
     GRADIENT_FETCHED = "recurrent", "'{tensor}', which its gradient makes, is fetched by name"
-    GRADIENT_WITHOUT_RESULT = "recurrent", "'{tensor}' has a gradient, and nothing takes its place"
-    GRADIENT_OF_INVARIANT = "recurrent", "'{tensor}' is the gradient of something that the loop does not change"
+    GRADIENT_WITHOUT_RESULT = "recurrent", "'{tensor}' has a gradient, but no replacement"
+    GRADIENT_OF_INVARIANT = "recurrent", "'{tensor}' is the gradient of a variable that the loop does not change"
     GRADIENT_OF_LIST = "recurrent", "the gradient of a list comes from '{node}' ({op}), not from a tensor"
     GRADIENT_UNSTACKED = "recurrent", "'{node}' is the gradient of a list that no op stacked"
     GRADIENT_OF_MADE_LIST = "recurrent", "'{tensor}' is the gradient of a list that '{node}' ({op}) made"
@@ -202,7 +211,7 @@ class Reason(Enum):
     BEHIND_SWITCH = "fusion", "it lies behind a Switch, so that it may not run"
     HELD_CONSTANT = "fusion", "a constant, which the kernels that read it hold themselves"
     NO_GAIN = "fusion", "one op in place of {ops} would gain nothing"
-    NO_TIME = "fusion", "it takes no time, and what it reads or what reads it is in no region"
+    NO_TIME = "fusion", "it takes no time, and no neighbour of it is in a region"
     VARIABLE_ASSIGNED = "fusion", "it takes the variable '{tensor}', which other ops of its region assign"
 
     # Fusion: what a device cannot do
@@ -213,53 +222,53 @@ class Reason(Enum):
     HOST_RESULT = "fusion", "'{tensor}' of dtype {dtype}, which on a GPU lies in the host's memory, and is a result"
     HOST_READ = "fusion", "'{tensor}' of dtype {dtype}, which on a GPU lies in the host's memory for '{reader}'"
     HOST_VARIABLE = "fusion", "a variable of dtype {dtype}, which lies in the host's memory on a GPU"
-    NO_PRODUCT = "fusion", "regions on a GPU call no {op}"
-    NO_PRODUCT_OF = "fusion", "regions on a GPU multiply no {dtypes}"
-    NO_FUSED_PRODUCT = "fusion", "regions on a GPU call no {op} of {fused}"
+    NO_PRODUCT = "fusion", "regions on a GPU do not call {op}"
+    NO_PRODUCT_OF = "fusion", "regions on a GPU do not multiply {dtypes}"
+    NO_FUSED_PRODUCT = "fusion", "regions on a GPU do not call {op} of {fused}"
 
     # Fusion: ops in kernels
     OP_DTYPE = "fusion", "{op} of dtype {dtype}"
-    DIVISION = "fusion", "{op} of {dtype} by what is no constant"
+    DIVISION = "fusion", "{op} of {dtype} by a divisor that is not constant"
     TRUNCATING_CAST = "fusion", "a cast that truncates"
     COMPOSITION = "fusion", "a composition with {op} of dtype {dtype}"
     CHANNELS_FIRST = "fusion", "a batch norm whose channels are not last"
-    BATCH_NORM_SIZE = "fusion", "a batch norm of a size that is not known"
-    CONSTANTS = "fusion", "a constant of several numbers"
+    BATCH_NORM_SIZE = "fusion", "a batch norm of unknown size"
+    CONSTANTS = "fusion", "a constant of more than one value"
     GATHER_BATCH = "fusion", "a gather with batch dimensions"
-    GATHER_AXIS = "fusion", "the axis of a gather is no constant"
+    GATHER_AXIS = "fusion", "the axis of a gather is not constant"
     GATHER_INDICES = "fusion", "how many indices a gather takes is not known"
     GATHER_RANGE = "fusion", "gathers from a reshape of {count} elements, whose positions int32 does not hold"
     GATHER_AGAIN = "fusion", "'{tensor}': indexed by a tensor (gather), which a stateless random number is not"
-    SLICE_BOUNDS = "fusion", "a slice whose bounds are no constants"
-    SLICE_GRADIENT = "fusion", "the gradient of a slice whose bounds are no constants"
+    SLICE_BOUNDS = "fusion", "a slice whose bounds are not constant"
+    SLICE_GRADIENT = "fusion", "the gradient of a slice whose bounds are not constant"
     UNPACK_COUNT = "fusion", "the number of parts that it unpacks is unknown statically"
     CHECKED_SHAPE = "fusion", "its shape is not known before the step runs"
-    SQUEEZED = "fusion", "it leaves out a dimension that may not be 1"
-    RANGE = "fusion", "a range of numbers that are no integers: TensorFlow adds them up"
-    NOT_CONSTANT = "fusion", "input {place} of {op} is no constant"
-    REDUCED_AXES = "fusion", "the dimensions to reduce are no constant"
-    REDUCED_AXIS = "fusion", "the dimension to reduce is no constant"
+    SQUEEZED = "fusion", "it drops a dimension that may not be 1"
+    RANGE = "fusion", "a range of non-integers, which TensorFlow computes by adding up"
+    NOT_CONSTANT = "fusion", "input {place} of {op} is not constant"
+    REDUCED_AXES = "fusion", "the dimensions to reduce are not constant"
+    REDUCED_AXIS = "fusion", "the dimension to reduce is not constant"
     FUSED_OPS = "fusion", "{op} of {fused}"
     SEGMENTS_UNKNOWN = "fusion", "how many numbers a sum of segments looks at is not known"
     SEGMENTS = "fusion", "a sum of segments that looks at {count} numbers"
     SEGMENTS_BOOL = "fusion", "a sum of segments of bool"
-    CLASSES = "fusion", "a number of classes that is not known"
-    RANDOM_PLACE = "fusion", "the place of a number of '{tensor}' depends on sizes that are not known"
-    RANDOM_STATE = "fusion", "'{tensor}' is no state of Philox: expected {dtype} of shape {shape}"
+    CLASSES = "fusion", "an unknown number of classes"
+    RANDOM_PLACE = "fusion", "the position of a random number in '{tensor}' depends on unknown sizes"
+    RANDOM_STATE = "fusion", "'{tensor}' is not a Philox state: expected {dtype} of shape {shape}"
     RANDOM_ALGORITHM = "fusion", "the algorithm of a stateless random op is not known to be Philox"
     VARIABLE_SHAPE = "fusion", "a variable of unknown shape"
-    VARIABLE_TYPE = "fusion", "'{tensor}' ({dtype} {shape}) has not the type of the variable"
+    VARIABLE_TYPE = "fusion", "'{tensor}' ({dtype} {shape}) does not have the variable's type"
 
     # Fusion: ops together in one kernel
     BROADCAST = "fusion", "broadcasting of '{tensor}' is unknown statically"
     RESHAPED = "fusion", "'{node}': where its elements lie in what it reshapes is not affine in the axes"
     REPEATED = "fusion", "'{node}': which elements it repeats is not affine in the axes"
     PICKED = "fusion", "'{node}': where its elements come from depends on a size that is not known"
-    SEGMENTS_AGAIN = "fusion", "'{tensor}' would be computed once more for each segment"
+    SEGMENTS_AGAIN = "fusion", "'{tensor}' would be recomputed for each segment"
     RESERVE_SPACE = "fusion", "'{tensor}', a reserve-space output: not computed"
     PROGRAM = "fusion", "{members}...: {detail}"
     NUMBERS = "fusion", "numbers from {low} to {high}, which {dtype} does not hold"
-    NODES = "fusion", "more than {count} nodes: too much is computed again at another place"
+    NODES = "fusion", "more than {count} nodes: too many values are recomputed at other indices"
     VARIABLE_UNKNOWN = "fusion", "'{node}': a variable of unknown shape"
     TENSOR_UNKNOWN = "fusion", "'{tensor}' of unknown shape"
     TENSOR_RANK = "fusion", "a tensor of unknown rank"

@@ -81,7 +81,7 @@ def planned(name: str) -> dict[str, Any]:
             lost.append(str(error))
     return {
         "regions": len(stitching.regions),
-        "ops": sum(len(region.plan.members) for region in stitching.regions),
+        "ops": sum(len(region.schedule.members) for region in stitching.regions),
         "kernels": len(found),
         "different": len({id(each.kernel) for each in found}),
         "calls": sum(region.record.count("call") for region in stitching.regions),
@@ -130,7 +130,7 @@ def without_remapper() -> Iterator[None]:
 
 def kernels_of(region: RegionPlan) -> list[Planned]:
     """The kernels of a region."""
-    step_of = {name: step for step in region.plan.steps for name in step.members}
+    step_of = {name: step for step in region.schedule.steps for name in step.members}
     values = region.lowered.region.values
     return [
         Planned(kernel, programs.typical([values[value].shape for value in found.inputs]), step_of[found.members[0]])

@@ -98,14 +98,14 @@ def test_products_of_floats_are_called(op: str) -> None:
     kind, reason = kind_and_reason(op, "float32", 2)
     assert kind in (OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT)
     assert not reason
-    assert kind_and_reason(op, "int64", 2) == (OpPattern.OPAQUE, "regions on a GPU multiply no int64")
+    assert kind_and_reason(op, "int64", 2) == (OpPattern.OPAQUE, "regions on a GPU do not multiply int64")
 
 
 def test_other_products_are_not() -> None:
-    assert kind_and_reason("Einsum", "float32", 2) == (OpPattern.OPAQUE, "regions on a GPU call no Einsum")
+    assert kind_and_reason("Einsum", "float32", 2) == (OpPattern.OPAQUE, "regions on a GPU do not call Einsum")
     assert kind_and_reason("_FusedMatMul", "float32", 3, fused_ops=("BiasAdd", "Relu"))[0] is OpPattern.PRODUCT
     found = kind_and_reason("_FusedMatMul", "float32", 3, fused_ops=("BiasAdd", "Tanh"))
-    assert found == (OpPattern.OPAQUE, "regions on a GPU call no _FusedMatMul of BiasAdd, Tanh")
+    assert found == (OpPattern.OPAQUE, "regions on a GPU do not call _FusedMatMul of BiasAdd, Tanh")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -131,7 +131,7 @@ def test_kinds_of_reductions(axes: tuple[int, ...], kind: OpPattern) -> None:
         ("Exp", "int32", (4,), False, OpPattern.CALL, "Exp of dtype int32"),
         ("Exp", "float32", (0,), False, OpPattern.CALL, "without elements"),
         ("Lgamma", "float32", (4,), False, OpPattern.CALL, "no rule for Lgamma"),
-        ("Sum", "float32", (4,), False, OpPattern.CALL, "the dimensions to reduce are no constant"),
+        ("Sum", "float32", (4,), False, OpPattern.CALL, "the dimensions to reduce are not constant"),
     ],
 )
 def test_why_an_op_is_no_member(op: str, dtype: str, shape: Any, stateful: bool, kind: OpPattern, reason: str) -> None:

@@ -83,7 +83,7 @@ def test_what_is_added_up_is_computed_before() -> None:
     lowered = Lowered(lambda data, ids: tf.exp(summed(5)(tf.reshape(data, [7, 6]) * data + 1, ids + 1 - 1)), data, ids)
     np.testing.assert_allclose(lowered.run()[0], lowered.expected()[0], 1e-6)
     for dear in (tf.exp, lambda x: x * tf.reduce_sum(x, 1, keepdims=True), lambda x: x * x + x * 2 - x * 3):
-        with pytest.raises(LoweringError, match=r":0' would be computed once more for each segment"):
+        with pytest.raises(LoweringError, match=r":0' would be recomputed for each segment"):
             Lowered(lambda data, ids, dear=dear: summed(5)(dear(data), ids), data, ids)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.errors import ProgramError
-from graph_passes import pipeline
+from graph_passes import contract, pipeline
 from graph_passes.errors import GraphError
 from tests.tf.optimized_runs import SPARE, bits, run
 from tfmem.runtime.faults import is_fault
@@ -20,13 +20,13 @@ from tfmem.steps import trace as planning
 # where a fault arises: the module that looks the name up, and the name
 READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (planning, "shaped_graph")]
 PLANNING = [(pipeline, "plan_step")]
-EDITING = [(pipeline, "apply_rewrites"), (pipeline, "verify_graph"), (pipeline, "describe")]
+EDITING = [(pipeline, "apply_rewrites"), (contract, "verify_graph"), (pipeline, "describe")]
 RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
 LATER = [(1, measuring, "observe"), (1, trials.Plans, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
 LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, settling, "best_of")]
-LATER += [(2, pipeline, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
+LATER += [(2, contract, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
 LATER += [(3, measuring, "checked")]
 
 
@@ -139,7 +139,7 @@ def test_once_a_plan_ran_it_stays(after, module, name, new_net, batch, flow, sma
 def test_a_graph_that_tfmem_broke_is_a_fault(new_net, batch, peak, monkeypatch):
     """A GraphError says what is wrong with a user's graph, but not where the graph is tfmem's."""
     function = optimized(new_net(), int(peak / 0.9))
-    Broken(monkeypatch, GraphError("node 'a' reads 'b', which is not in the graph")).at(pipeline, "verify_graph")
+    Broken(monkeypatch, GraphError("node 'a' reads 'b', which is not in the graph")).at(contract, "verify_graph")
     _, messages = recorded(lambda: function(*batch))
     assert len(messages) == 1
     assert "which is not in the graph" in messages[0]

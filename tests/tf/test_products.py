@@ -93,7 +93,7 @@ def test_without_a_compiler_they_stay_and_the_report_says_why(monkeypatch: pytes
     assert MATMUL_OP not in ops
     (note,) = plan.notes
     assert note.startswith("in TensorFlow's float32: ")
-    assert note.endswith("(no such compiler)")
+    assert note.endswith("(no kernels for this device: no such compiler)")
 
 
 def test_so_do_products_of_gradients() -> None:

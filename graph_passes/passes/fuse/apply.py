@@ -15,23 +15,23 @@ def fusion_rewrites(plan: FusionPlan, graph: Graph) -> list[Rewrite]:
     return [_rewrite(region, graph) for region in plan.regions]
 
 
-def _rewrite(stitched: RegionPlan, graph: Graph) -> Rewrite:
-    lowered, members = stitched.lowered, stitched.plan.members
+def _rewrite(region_plan: RegionPlan, graph: Graph) -> Rewrite:
+    lowered, members = region_plan.lowered, region_plan.schedule.members
     inside, region = set(members), lowered.region
     attrs: dict[str, AttrValue] = {
         "T_args": tuple(DataType(found.dtype) for found in region.values[: region.inputs]),
         "N": len(region.variables),
         "T_out": tuple(DataType(region.values[value].dtype) for value in region.outputs),
-        "region": stitched.text,
+        "region": region_plan.text,
     }
-    if stitched.programs:
-        attrs["programs"] = tuple(program.to_text() for program in stitched.programs)
-        attrs["images"] = tuple(Code(program.image.code) for program in stitched.programs)
-    if stitched.timed:
+    if region_plan.programs:
+        attrs["programs"] = tuple(program.to_text() for program in region_plan.programs)
+        attrs["images"] = tuple(Code(program.image.code) for program in region_plan.programs)
+    if region_plan.timed:
         attrs["time_products"] = True
     before = dict.fromkeys(each for name in members for each in waited(graph, graph[name]) if each not in inside)
     new = NewNode(
-        stitched.name,
+        region_plan.name,
         FUSION_OP,
         (*lowered.inputs, *lowered.variables),
         attrs,
@@ -39,12 +39,12 @@ def _rewrite(stitched: RegionPlan, graph: Graph) -> Rewrite:
         tuple(before),
         len(lowered.outputs),
     )
-    outputs = {tensor: TensorId(stitched.name, index) for index, tensor in enumerate(lowered.outputs)}
+    outputs = {tensor: TensorId(region_plan.name, index) for index, tensor in enumerate(lowered.outputs)}
     return Rewrite(
-        stitched.name,
+        region_plan.name,
         (new,),
         tuple(outputs.items()),
         replaced=members,
-        successor=stitched.name,
-        renamed=tuple((name, outputs[TensorId(name)]) for name in stitched.renamed),
+        successor=region_plan.name,
+        renamed=tuple((name, outputs[TensorId(name)]) for name in region_plan.renamed),
     )

@@ -80,7 +80,7 @@ class RegionPlan:
 
     Attributes:
         name: of the op.
-        plan: its steps.
+        schedule: its steps.
         lowered: what the op runs, on what.
         text: of what it runs, as the op's attribute has it.
         record: for the report.
@@ -90,7 +90,7 @@ class RegionPlan:
     """
 
     name: str
-    plan: Schedule
+    schedule: Schedule
     lowered: Lowered
     text: str
     record: RegionRecord
@@ -135,7 +135,7 @@ class FusionPlan:
     def without(self, errors: Mapping[str, Exception]) -> FusionPlan:
         """This, less the regions named in `errors`, whose rewrite could not be carried out."""
         lost = [each for each in self.regions if each.name in errors]
-        failed = [fault(each.name, each.plan.members, errors[each.name]) for each in lost]
+        failed = [fault(each.name, each.schedule.members, errors[each.name]) for each in lost]
         left = tuple(each for each in self.regions if each.name not in errors)
         return replace(self, regions=left, kept=(*self.kept, *failed))
 

@@ -62,10 +62,8 @@ def _is_taken(item: pytest.Item, tier: Tier) -> bool:
 def _is_long(item: pytest.Item) -> bool:
     if item.get_closest_marker("long"):
         return True
-    sampled = item.get_closest_marker("sampled")
-    if not sampled or not isinstance(item, pytest.Function):
-        return False
-    return not is_sampled(item.callspec.indices.values(), *sampled.args)
+    sampled, callspec = item.get_closest_marker("sampled"), getattr(item, "callspec", None)
+    return bool(sampled and callspec) and not is_sampled(callspec.indices.values(), *sampled.args)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -18,6 +18,7 @@ pytest.importorskip("sklearn")
 from examples import images, models, train_cnn  # noqa: E402
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [("vgg19", 143_667_240), ("resnet152", 60_344_232), ("alexnet", 62_378_344)],

@@ -79,7 +79,7 @@ MODELS: dict[str, tuple[int, Sequence[Callable[[], Any]]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_keras_trains_the_same(name: str) -> None:
     replaced, layers = MODELS[name]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+import pytest
+
 TIMEOUT = 100  # seconds; what waits for itself would never end
 
 
@@ -29,6 +31,7 @@ def test_two_replicas() -> None:
         require_equal(process)
 
 
+@pytest.mark.long
 def test_two_workers() -> None:
     with ExitStack() as stack:
         ports = []

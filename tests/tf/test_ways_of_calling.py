@@ -117,7 +117,7 @@ def compare(plain: Any, optimized: Any, way: Way, place: Call) -> None:
     require_equal(found[1], expected[1])
 
 
-@pytest.mark.sampled(len(PLACES))
+@pytest.mark.sampled(2 * len(PLACES))
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @ways()
 def test_without_a_budget(way: Way, place: Call) -> None:
@@ -126,7 +126,7 @@ def test_without_a_budget(way: Way, place: Call) -> None:
     compare(plain, optimized, way, place)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @ways(UNDER_A_BUDGET)
 def test_with_a_budget(way: Way) -> None:
     def within(budget: int) -> tuple[Any, Net, list[Any]]:
@@ -152,7 +152,7 @@ def test_with_a_budget(way: Way) -> None:
     assert tfmem.report(moved[0]).transfers, tfmem.report(moved[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @ways()
 def test_in_verify(way: Way) -> None:
     args, kwargs = way.call()

@@ -246,7 +246,7 @@ def test_predict_with_several_steps_a_call() -> None:
     np.testing.assert_allclose(model.predict(X, batch_size=2, verbose=0), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("package", [keras, tf_keras], ids=lambda package: package.__name__)
 def test_saved_models(package: Any, tmp_path: Path) -> None:
     model = model_of(package)

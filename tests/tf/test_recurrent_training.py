@@ -86,6 +86,7 @@ def test_keras_trains_the_same(name: str) -> None:
     compare(compiled(keras, *layers), replaced)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU, L.SimpleRNN])
 def test_masked_steps_are_skipped(layer: Any) -> None:
     compare(compiled(keras, lambda: layer(UNITS, return_sequences=True), masked=True), 1, masked=True)

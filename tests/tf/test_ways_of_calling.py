@@ -117,7 +117,7 @@ def compare(plain: Any, optimized: Any, way: Way, place: Call) -> None:
     require_equal(found[1], expected[1])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("all_places", [False, pytest.param(True, marks=pytest.mark.long)], ids=["one", "all"])
 @ways()
 def test_without_a_budget(way: Way, all_places: bool) -> None:

@@ -43,7 +43,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in TIERS:
             item.add_marker(folder)
-    takes = [_is_taken(item, config.stash[TIER]) for item in items]
+    tier, seen = config.stash[TIER], dict[tuple[str, int], list[str]]()
+    takes = [
+        tier.takes(item.nodeid, _is_long(item, seen), item.get_closest_marker("hypothesis") is not None)
+        for item in items
+    ]
     left_out = [item for item, taken in zip(items, takes, strict=True) if not taken]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -55,17 +59,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _is_taken(item: pytest.Item, tier: Tier) -> bool:
-    return tier.takes(item.nodeid, _is_long(item), item.get_closest_marker("hypothesis") is not None)
-
-
-def _is_long(item: pytest.Item) -> bool:
-    if item.get_closest_marker("long"):
-        return True
-    sampled = item.get_closest_marker("sampled")
-    if not sampled or not isinstance(item, pytest.Function):
-        return False
-    return not is_sampled(item.callspec.indices.values(), *sampled.args)
+def _is_long(item: pytest.Item, seen: dict[tuple[str, int], list[str]]) -> bool:
+    """Whether a test is long; `seen` grows by the values of parameters that a sampled test has, in their order."""
+    sampled, callspec = item.get_closest_marker("sampled"), getattr(item, "callspec", None)
+    if item.get_closest_marker("long") or not sampled or not callspec:
+        return item.get_closest_marker("long") is not None
+    places = []
+    for number, value in enumerate(callspec._idlist):  # of each `parametrize` one
+        values = seen.setdefault((item.nodeid.partition("[")[0], number), [])
+        if value not in values:
+            values.append(value)
+        places.append(values.index(value))
+    return not is_sampled(places, *sampled.args)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -47,6 +47,7 @@ def test_patterns(device: Device, name: str) -> None:
     compare(device, given)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", [256, 320, 512])
 def test_a_row_is_loaded_while_the_one_before_is_computed(device: Device, columns: int) -> None:
     """Where all threads have as many elements of each row: by lanes and by CTAs, from the first row on and from the

@@ -57,6 +57,7 @@ def device(compiler: Compiler) -> Iterator[CpuDevice]:
         yield found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("units", "batch", "lanes"), [(1, 1, 8), (33, 5, 32)])
 @pytest.mark.parametrize("where", SMALL.values(), ids=SMALL)
 def test_exchanges(device: CpuDevice, where: dict[str, Any], units: int, batch: int, lanes: int) -> None:

@@ -39,6 +39,7 @@ def drawn(dtype: str, form: str, columns: int) -> Program:
     return from_text(text + "output 2 0 1\noutput 1 0 1\noutput 3 0\n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 def test_numbers_to_the_bit(device: Device, dtype: str) -> None:
     cases = []

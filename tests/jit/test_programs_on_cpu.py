@@ -181,6 +181,7 @@ output 5 1
     compare(device, from_text(text), tensors)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int64"])
 def test_nvrtc_takes_the_same_source(dtype: str) -> None:
     try:

@@ -139,7 +139,7 @@ def test_warps_of_any_number_compile(product: str) -> None:
     assert cubin(generate(RecurrentSpec(cells.lstm(), 100), configuration, 90), 90)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["gru2", "chained", "training"])
 @pytest.mark.parametrize(
     ("arch", "options"),
@@ -156,7 +156,7 @@ def test_replicas_compile(name: str, arch: int, options: dict[str, Any]) -> None
     assert cubin(generate(RecurrentSpec(cell, 100), configuration, arch), arch)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("precision", ["highest", "tf32", "float16", "bfloat16"])
 def test_weights_of_16_bits_compile(precision: str, arch: int) -> None:

@@ -139,6 +139,7 @@ def test_what_has_a_python_form_needs_no_compiled_op(recwarn: pytest.WarningsRec
         tfa.image.euclidean_dist_transform(tf.zeros([1, 8, 8, 1], tf.uint8))
 
 
+@pytest.mark.sampled(2)
 @every_cell
 def test_the_cells_by_name_are_those_of_addons(case: Case) -> None:
     layer = case.layer(return_sequences=True, return_state=True)
@@ -168,6 +169,7 @@ def ops_of(function: Any) -> set[str]:
     return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
 
 
+@pytest.mark.sampled(4)
 @every_cell
 @pytest.mark.parametrize("known", [False, True], ids=["any size", "one size"])
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
@@ -193,6 +195,7 @@ def test_cells_of_addons_are_replaced(case: Case, masked: bool, known: bool) -> 
             np.testing.assert_allclose(after, before, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sampled(3)
 @every_cell
 def test_cells_of_addons_train_as_before(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFMEM_CACHE_DIR", "")

@@ -23,11 +23,11 @@ if find_spec("tensorflow_addons") is None or find_spec("tf_keras") is None:
     pytest.skip(reason, allow_module_level=True)
 
 
-def python(*arguments: str, legacy: bool = True) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, legacy: bool = True, seconds: float = 100) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     if legacy:
         environment["TF_USE_LEGACY_KERAS"] = "1"
-    return run_python(arguments, environment, ROOT)
+    return run_python(arguments, environment, ROOT, seconds)
 
 
 def error_of(script: str, legacy: bool = True) -> str:
@@ -91,9 +91,11 @@ def test_importing_it_is_quiet() -> None:
     assert "TensorFlow Addons" not in done.stderr
 
 
-def test_cases() -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("long", ["none", pytest.param("only", marks=pytest.mark.long)])
+def test_cases(long: str) -> None:
     """The tests of `addons_cases.py`, in one process in which `tf.keras` is Keras 2."""
-    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES))
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--long", long, str(CASES), seconds=500)
     assert done.returncode == 0, done.stdout[-6000:]
     assert "passed" in done.stdout
     assert "skipped" not in done.stdout, done.stdout

@@ -138,6 +138,7 @@ def seeds(op_seed):
     return {"seed": first or 0, "seed2": second or 0}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["global", "op", "both"])
 def test_every_random_op_goes_on_where_it_stopped(kind, drawing, smallest):
     def draws():

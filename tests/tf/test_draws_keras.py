@@ -12,6 +12,7 @@ from tests.tf.python_server import run_python
 PROGRAM = Path(__file__).with_name("draws_training.py")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", ["vae", "gan"])
 def test_a_model_of_random_numbers_trains_as_without_a_budget(model: str) -> None:
     environment = {

@@ -52,7 +52,7 @@ def over_tags(characters):
     return make
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("make", "loss"),
     [

@@ -162,6 +162,7 @@ def test_lists_of_a_batch_are_integers(handle: dynamic.Handle, place: int, wrong
         handle.batch([tuple(example)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["dense", "ragged", "numpy"])
 @pytest.mark.parametrize("in_function", [False, True])
 def test_tensors_of_a_batch_are_integers(handle: dynamic.Handle, form: str, in_function: bool) -> None:

@@ -18,6 +18,7 @@ pytest.importorskip("sklearn")
 from examples import images, models, train_cnn  # noqa: E402
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [("vgg19", 143_667_240), ("resnet152", 60_344_232), ("alexnet", 62_378_344)],
@@ -98,6 +99,7 @@ def test_presets_give_way_to_arguments():
     assert (settings.batch, settings.classes, settings.deterministic) == (8, 1000, True)
 
 
+@pytest.mark.long
 def test_training_with_tfmem_is_the_same_training_in_less_memory(tmp_path):
     arguments = ["--image-size=64", "--batch=64", "--width=0.125", "--steps=12"]
     finished = run_python(

@@ -35,6 +35,7 @@ def outcomes(mode: str) -> dict[int, str]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_case_ends_the_process(mode: str) -> None:

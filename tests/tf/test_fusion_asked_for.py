@@ -120,6 +120,7 @@ def told(way: Callable[[Any], tuple[Report, list[float]]], budget: Any) -> tuple
     return report, losses, [str(each.message) for each in caught if "stitched" in str(each.message)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("budget", [None, MOST])
 def test_what_fits_is_stitched(way: Any, budget: Any) -> None:

@@ -56,6 +56,7 @@ def fit(model: Any, data: tf.data.Dataset, **options: Any) -> tuple[list[Any], l
     return [int(model.optimizer.iterations.numpy()), history], [variable.numpy() for variable in state]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("library", "steps", "data"),
     [(keras, 1, filtered), (keras, 1, generated), (keras, 1, partial), (keras, 3, filtered), (tf_keras, 1, partial)],

@@ -33,6 +33,7 @@ def runs(model: Any) -> list[Any]:
     return [*history.values(), model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), *model.get_weights()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("steps", [1, 2])
 @LIBRARIES
 def test_recurrent_layers_are_replaced_and_nothing_else_changes(library: Any, steps: int, flow: Any) -> None:
@@ -65,6 +66,7 @@ def test_a_trace_serves_all_batches(library: Any, flow: Any) -> None:
     assert (len(traces), open_sizes, sizes) == (1, {None}, {24, 2})
 
 
+@pytest.mark.sampled(2)
 @LIBRARIES
 def test_what_is_not_recurrent_is_traced_once(library: Any, flow: Any) -> None:
     """Without a budget; Python code of a layer runs as often as it does under Keras."""
@@ -86,6 +88,7 @@ def test_what_is_not_recurrent_is_traced_once(library: Any, flow: Any) -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.sampled(2)
 @LIBRARIES
 def test_the_report_tells_of_training_first(library: Any, flow: Any) -> None:
     model = tfmem.optimize(recurrent(library), memory_budget="8GiB")
@@ -104,6 +107,7 @@ def test_the_report_tells_of_training_first(library: Any, flow: Any) -> None:
     assert text.index("report: train: ") < text.index("report: test: ") < text.index("report: predict: ")
 
 
+@pytest.mark.sampled(2)
 @LIBRARIES
 def test_functions_of_the_users_own_stay(library: Any, flow: Any) -> None:
     batches = []
@@ -128,6 +132,7 @@ def test_functions_of_the_users_own_stay(library: Any, flow: Any) -> None:
         tfmem.optimize(model, memory_budget="1GiB")
 
 
+@pytest.mark.sampled(2)
 @LIBRARIES
 def test_nothing_is_installed_where_nothing_can_change(library: Any, flow: Any) -> None:
     model = tfmem.optimize(recurrent(library), passes=("offload",))

@@ -55,6 +55,7 @@ def memory_ops(graph):
     return [op.name for op in graph.get_operations() if op.type.startswith("MemOp")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("resource", [True, False], ids=["resource variables", "reference variables"])
 def test_graph_is_edited_in_place(resource, flow, smallest):
     expected = Session().losses()  # with reference variables, plain TensorFlow reads and updates them in any order
@@ -140,6 +141,7 @@ def test_one_of_several_training_steps(flow, smallest):
 # --- the thesis's two ways in ---------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("resource", [True, False], ids=["resource variables", "reference variables"])
 def test_avm_gradients_in_a_graph(resource, flow, smallest):
     def within(budget):
@@ -260,6 +262,7 @@ def imported(graph_def):
     return graph
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fetches", [(), ("loss:0", "Adam")], ids=["found", "named"])
 def test_graph_def(fetches, flow, smallest):
     mine = Session()

@@ -34,6 +34,7 @@ DTYPES = [
 SHAPES = [(), (0,), (3, 0, 5), (1,), (7,), (3, 5, 7), (1023, 513)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_round_trip_keeps_every_bit(library: Library, dtype: tf.DType) -> None:
     function = tf.function(lambda tensor: round_trip(library, tensor))

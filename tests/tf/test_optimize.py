@@ -242,6 +242,7 @@ def test_keras_models_train_the_same(case, flow, smallest):
     assert flow.moved > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=lambda library: library.__name__)
 def test_keras_models_that_fit_are_left_alone(library, flow):
     optimized = tfmem.optimize(model(library), memory_budget="8GiB")

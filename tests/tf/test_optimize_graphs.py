@@ -183,6 +183,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("middle", UNUSUAL, ids=lambda middle: middle.__name__)
 def test_what_cannot_be_moved_is_left_alone(middle, batch, flow, smallest):
     def make_step():

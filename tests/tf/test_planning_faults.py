@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused_before_it_runs(module, name, new_net, batc
         recorded(lambda: run(again, batch, steps=2))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("after", "module", "name"), **named(LATER))
 def test_once_a_plan_ran_it_stays(after, module, name, new_net, batch, flow, smallest, broken):
     expected = run(tf.function(new_net().step), batch, steps=8)
@@ -213,7 +213,7 @@ def train(graph):
         return [session.run(["loss:0", "train"], {"x:0": np.ones([64, 256], "float32")})[0] for _ in range(3)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("module", "name"), **named([(unobserved, "plan_unobserved"), *EDITING, (pipeline, "build_timeline")])
 )

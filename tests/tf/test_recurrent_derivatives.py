@@ -139,6 +139,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_training(name: str) -> None:
     """Six steps, each of weights, loss and gradients, over inputs some of which are zeros."""

@@ -173,6 +173,7 @@ def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> Non
     assert not tfmem.report(optimized).replaced
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("module", "name"),
     [

@@ -119,6 +119,7 @@ def test_version_1_loops() -> None:
     check_graph_def(graph_of(scan, SEQUENCE).as_graph_def(), {"x:0": STEPS})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("version1")
 @pytest.mark.parametrize("lengths", [[7, 3, 1, 0, 5], [4, 3, 1, 0, 2]])
 def test_dynamic_rnn(lengths: list[int]) -> None:
@@ -219,6 +220,7 @@ def model_of(package: Any) -> Any:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("package", [keras, tf_keras], ids=lambda package: package.__name__)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_models_predict_and_evaluate(package: Any, compiled: bool) -> None:
@@ -244,6 +246,7 @@ def test_predict_with_several_steps_a_call() -> None:
     np.testing.assert_allclose(model.predict(X, batch_size=2, verbose=0), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("package", [keras, tf_keras], ids=lambda package: package.__name__)
 def test_saved_models(package: Any, tmp_path: Path) -> None:
     model = model_of(package)

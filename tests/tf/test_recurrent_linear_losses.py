@@ -37,6 +37,7 @@ def compared(function: Any, *arguments: Any) -> tfmem.Report:
     return tfmem.report(optimized)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_weights_and_inputs(name: str) -> None:
     layer = LAYERS[name]()

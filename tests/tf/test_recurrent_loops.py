@@ -137,6 +137,7 @@ BY_HAND: dict[str, tuple[Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BY_HAND)
 def test_loops_by_hand(name: str) -> None:
     check(BY_HAND[name][0], [SEQUENCE], [STEPS])

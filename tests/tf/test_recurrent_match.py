@@ -61,7 +61,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
 @pytest.mark.parametrize("form", FORMS)
 def test_layers(package: Any, form: str) -> None:
@@ -96,7 +96,7 @@ def test_parts_of_the_input_that_are_not_all_read(width: int) -> None:
     check(run, [tf.TensorSpec([TIME, None, INPUTS])], [STEPS])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
 @pytest.mark.parametrize(
     "make",

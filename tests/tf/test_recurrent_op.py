@@ -45,7 +45,7 @@ def fixture_vector_bytes(request: pytest.FixtureRequest, library: Library) -> It
     library.limit_vector_bytes(64)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("name", CELLS)
 def test_values_are_those_of_the_definition(library: Library, name: str, dtype: tf.DType) -> None:

@@ -92,6 +92,7 @@ def training(own: Callable[[Any], Any], loop: Callable[..., Any]) -> Any:
     return step
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loop", [scanned, looped])
 @pytest.mark.parametrize("own", OWN)
 def test_own_gradients(own: Any, loop: Any) -> None:

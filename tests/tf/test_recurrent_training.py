@@ -79,13 +79,14 @@ MODELS: dict[str, tuple[int, Sequence[Callable[[], Any]]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_keras_trains_the_same(name: str) -> None:
     replaced, layers = MODELS[name]
     compare(compiled(keras, *layers), replaced)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU, L.SimpleRNN])
 def test_masked_steps_are_skipped(layer: Any) -> None:
     compare(compiled(keras, lambda: layer(UNITS, return_sequences=True), masked=True), 1, masked=True)

@@ -18,7 +18,7 @@ L = keras.layers
 CUDNN = {"lstm": L.LSTM, "gru": L.GRU}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", CUDNN)
 @pytest.mark.parametrize(("masked", "backwards"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "weights computed"])

@@ -75,6 +75,7 @@ LAYERS: dict[str, tuple[int, Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name: str) -> None:
     launches, network = LAYERS[name]

@@ -19,6 +19,7 @@ def fixture_x() -> Any:
     return tf.random.stateless_normal([64, 4], [3, 4])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("budget", [64 * MIB, 3 * MIB])
 @pytest.mark.parametrize("keyword", [False, True])
 def test_relaxed_traces_train_on_with_a_plan_for_each_size(budget: int, keyword: bool, flow: Any) -> None:

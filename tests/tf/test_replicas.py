@@ -34,6 +34,7 @@ def test_two_replicas(cases: str) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_two_workers() -> None:
     with ExitStack() as stack:
         ports = []

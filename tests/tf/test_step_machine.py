@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +94,23 @@ def test_a_step_whose_regions_are_timed(new_net: Any, batch: Any, flow: Any, mov
     ]
     assert set(found[3:-1]) <= {edge(Phase.CONTEST, Event.UNCLEAR, Phase.CONTEST)}
     assert found[-1] == edge(Phase.CONTEST, Event.CLEAR, Phase.SETTLED)
+
+
+def test_a_step_whose_regions_were_planned_by_a_thread_is_freed(new_net: Any, batch: Any, flow: Any) -> None:
+    """An error that a library keeps while it is imported keeps the frames of the thread that imports it."""
+
+    def settled() -> weakref.ref[Any]:
+        net = new_net()
+        function = tfmem.optimize(tf.function(net.step), passes=("fusion",), cache_directory="")
+        function(*batch)
+        step_in(function).wait()
+        while not step_in(function).settled:
+            function(*batch)
+        return weakref.ref(net.variables[0])
+
+    variable = settled()
+    gc.collect()
+    assert variable() is None
 
 
 def test_a_step_with_faults_alone(

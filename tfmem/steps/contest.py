@@ -217,10 +217,11 @@ def fuse(job: Job, state: Placed) -> Move[State]:
 
 def planned(state: Fusing) -> Move[State]:
     """What follows once the thread has planned."""
-    if state.work.result is None:
+    found = state.work.take()
+    if found is None:
         error = state.work.error or RuntimeError("planning ended without a result")
         return state.fuser.failed(state, error, "stitching", FusionWhy.FAILED)
-    return decide(state.fuser, state, state.work.result)
+    return decide(state.fuser, state, found)
 
 
 def decide(fuser: Fuser, state: State, found: Found) -> Move[State]:

@@ -101,8 +101,9 @@ class ManagedStep:
             state = self._state
             if not isinstance(state, Planning) or not state.work.done:
                 return state
-            if state.work.result is not None:
-                self._move(state.work.result)
+            move = state.work.take()
+            if move is not None:
+                self._move(move)
             else:
                 error = state.work.error or RuntimeError("planning ended without a result")
                 self._job = job = replace(self._job, trace=self._new_trace())
@@ -121,8 +122,8 @@ class ManagedStep:
     def report(self) -> Report:
         """What was decided and measured by now."""
         state = self._state
-        if isinstance(state, Fusing) and state.work.result is not None:
-            return state.work.result.report
+        if isinstance(state, Fusing) and (found := state.work.result) is not None:
+            return found.report
         if isinstance(state, Planning):
             return with_fusion(state.report, FusionWhy.MEANWHILE)
         if self._job.engine.stitches and isinstance(state, Probed | Checking | Placed):

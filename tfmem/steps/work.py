@@ -42,6 +42,11 @@ class Work(Generic[T]):
         """Wait for the end of the work, which begins if it has not yet."""
         self._thread.wait()
 
+    def take(self) -> T | None:
+        """The result, which is forgotten here: an error that a library keeps may keep this thread's frames for good."""
+        result, self.result = self.result, None
+        return result
+
     def _run(self) -> None:
         try:
             self.result = self._make()

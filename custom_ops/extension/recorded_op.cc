@@ -141,7 +141,7 @@ PyObject* Repeat(const RecordedOp* self, const Entry& entry, const Arguments& gi
 
 // ---- calls ----
 
-// Of arguments that `Read` says are plain, and `args` as Python is given them where they are new.
+// The arguments that `Read` says are plain, and `args` as Python is given them where they are new.
 // Nothing, with no error, where Python has to do it.
 std::optional<PyObject*> CallPlain(RecordedOp* self, PyObject* const* args, Py_ssize_t count,
                                    const Arguments& given) {

@@ -20,8 +20,8 @@ __device__ __forceinline__ void start_cluster() {
   cluster_barrier();
 }
 
-// A cluster runs all at once or not at all, so this ends. The bound is for what nobody thought of:
-// an error of the launch, and neither a hung GPU nor wrong numbers.
+// A cluster runs all at once or not at all, so this ends. The bound is for unforeseen faults: the
+// launch then fails, and neither hangs the GPU nor gives wrong numbers.
 __device__ __forceinline__ void wait_for(unsigned barrier, unsigned parity) {
   int polls = kPolls;
   while (!try_wait(barrier, parity)) {

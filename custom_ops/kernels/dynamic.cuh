@@ -328,8 +328,8 @@ struct Window {
   unsigned first, count;
 };
 
-// Runs this processor's script, in pieces where it is longer than its place in shared memory; what
-// it calls has a place of its own, so that neither drives out the other. `run(instruction)` does
+// Runs this processor's script, in pieces where it is longer than its place in shared memory. What
+// it calls has another place, so that neither overwrites the other. `run(instruction)` does
 // all but signals and waits; false: there is no such instruction.
 template <class Sizes, class Run>
 __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* script,

@@ -182,7 +182,7 @@ __device__ __forceinline__ void multiply(const Net<Sizes>& net, const Weights& w
       if (V::output(pass * kGroup) >= V::kOutputs) continue;  // nor has the warp any behind it
 #pragma unroll 1
       for (int from = 0; from < staged; from += kNodes) {
-        // Of nodes behind the last one the sums are of what lies there, and nobody takes them.
+        // Past the last node, a warp sums whatever lies there; no thread reads those sums.
         const float* vectors = staging + from * V::kDepth + lane;
         float sum[kSums] = {};
 #pragma unroll(UNROLLED ? V::kSteps : 4)

@@ -147,7 +147,7 @@ __device__ __forceinline__ void sum_steps(const Net<Sizes>& net, Sums& sums, int
   for (int step = -kAhead; step < steps; ++step) {
     if (step >= 0) {
       wait_for_groups_but<kAhead - 1>();
-      __syncthreads();  // and nobody reads any more where the next one comes to
+      __syncthreads();  // no thread still reads where the next slab is copied to
     }
     if (step + kAhead < steps) copy(slab(step + kAhead), slab(step + kAhead) + kSlab);
     end_group_of_copies();

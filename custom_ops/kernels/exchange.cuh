@@ -4,14 +4,14 @@
 // CTA. All exchanges have these members (`step` counts from 0; operands of a
 // buffer are what the products of one step read):
 //   begin<B>(initial)             the states before step 0 come from initial(operand, row, place)
-//   start()                       after all begin: nobody sends before everybody is ready
+//   start()                       after all begin: no CTA sends before all CTAs are ready
 //   wait<B>(step, initial)        until the operands of `step` are there
 //   operands<B>(step)             then they are here
 //   send<B, O>(...)               this CTA's number of one (row, unit), from all lanes of a warp,
 //                                 for the reader's `step`
 //   send_sum<B, O>(...)           this CTA's part of a row's sum, from all lanes of a warp
 //   end_of_stage()                all threads, after the sends of a stage
-//   finish()                      nobody leaves while others may still send to it
+//   finish()                      no CTA exits while others may still send to it
 #pragma once
 
 #include "common.cuh"
@@ -134,7 +134,7 @@ __device__ inline void fill_states(float* to, const Initial& initial, int first_
 // One CTA: operands in shared memory; in one copy, since a stage's products are over when its
 // elementwise part starts, or in two by the parity of the step, where that starts in each thread by
 // itself. Those of the fallback are in global memory, in two copies, since its products are made as
-// they are read: slow, for any size, and nobody to wait for.
+// they are read. The fallback is slow, takes any size, and waits for no other CTA.
 template <class Sizes>
 class SingleExchange {
  public:

@@ -53,7 +53,7 @@ class Inserted(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the node."""
+        """The node's name."""
 
     @property
     def inputs(self) -> tuple[TensorId, ...]:
@@ -84,10 +84,10 @@ class Rewrite:
         name: what users know the rewritten part by.
         nodes: what is inserted, in topological order.
         rewired: (old tensor, new tensor), each old one once. New nodes of the same rewrite still read the old one.
-        inputs: (data input, new tensor), for a tensor that only some of its readers read anew.
+        inputs: (data input, new tensor), where only some readers of a tensor are given the new one.
         order: (node, the node that it waits for).
         replaced: nodes that nothing needs any more.
-        successor: the new node that those wait for who waited for a replaced one; "" where nothing is replaced.
+        successor: the new node that others wait for in place of a replaced one; "" where nothing is replaced.
         renamed: names of replaced nodes with one output that are fetched by name, and the tensor that takes the name.
     """
 
@@ -118,8 +118,8 @@ def apply_rewrites(rewrites: Sequence[Rewrite], graph: Graph, editor: Editor | N
 
 
 class _Both:
-    """An editor of a copy, which tells what is true after each edit, and by the same edits of what gives new nodes
-    names of its own."""
+    """Edits a copy, which tells what is true after each edit, and with it what `editor` edits, which may rename new
+    nodes."""
 
     def __init__(self, graph: Graph, editor: Editor) -> None:
         self._graph = graph
@@ -243,7 +243,7 @@ def applied(
     second, so halves are tried: one wrong rewrite of a hundred takes 15 checks.
 
     Args:
-        rewrites: made of `graph`, each with a name of its own.
+        rewrites: made of `graph`, each with a unique name.
         graph: not changed.
         check: raises if an edited graph is not sound.
     """

@@ -84,7 +84,7 @@ def refuse_optimized(names_and_types: Iterable[tuple[str, str]]) -> None:
     for name, op in names_and_types:
         if op in MEMORY_OPS:
             raise AlreadyOptimizedError(
-                f"the graph holds tfmem's op '{name}' ({op}): it was optimised before; give the graph as it was before"
+                f"the graph holds tfmem's op '{name}' ({op}): it was optimised before; give the original graph"
             )
 
 

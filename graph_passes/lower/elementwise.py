@@ -54,7 +54,7 @@ def _unary(w: Writer, op: str, x: int) -> int:
 
 
 def _extreme(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """Of 0 and -0 TensorFlow's kernel of half types gives the first, and the table's op the second."""
+    """TensorFlow's kernel of half types gives the first of 0 and -0, and the table's op the second."""
     x, y = yield from elements(w, node, at, node.inputs)
     return w.apply(_SAME[node.op], *((y, x) if w.dtype(x) in HALVES else (x, y)))
 
@@ -153,7 +153,7 @@ def _logical_xor(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 def _floor_division(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """Of integers by a constant, exact in float64; of floating point numbers the quotient, rounded down."""
+    """Divide integers by a constant, exactly in float64; for floating point numbers round the quotient down."""
     divisor = number_of(w.graph, node.inputs[1])
     if w.shapes.dtype(node.inputs[0]) != "int32" or divisor is None:
         x, y = yield from elements(w, node, at, node.inputs)

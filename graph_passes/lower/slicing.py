@@ -11,8 +11,8 @@ from graph_passes.lower.values import integers
 
 @dataclass(frozen=True)
 class Taken:
-    """Of one dimension of the operand: positions `begin`, `begin + step`, ..., along dimension `output` of the result;
-    None: the dimension goes."""
+    """What a slice takes of one dimension: positions `begin`, `begin + step`, ..., along dimension `output` of the
+    result; None: the result does not have the dimension."""
 
     begin: int
     step: int

@@ -237,7 +237,7 @@ void Transpose(const Real* source, int64_t source_stride, int64_t rows, int64_t 
   }
 }
 
-// The four conversions, a vector at a time; the rest of a row goes through a vector of its own.
+// The four conversions, a vector at a time; the rest of a row goes through one more vector.
 TFMEM_INLINE Floats HalfToFloat(Ints half) {
   const Ints sign = (half & 0x8000) << 16;
   const Ints shifted = (half & 0x7FFF) << 13;

@@ -27,7 +27,7 @@ struct IndexFailure;
 struct TilePlan;
 
 // Where tiles run beside the thread that calls. That thread does its share, and all shares if the
-// pool has no thread to give: it never waits for what nobody has begun (phases.h).
+// pool has no thread to give: it never waits for a share that no thread has begun (phases.h).
 struct TileThreads {
   int count = 1;      // the calling thread among them
   Schedule schedule;  // enqueues a closure on a pool; unused if the count is 1

@@ -210,7 +210,7 @@ absl::Status GpuProduct::ChooseAlgorithm(cublas::Handle handle, const GpuTrial* 
   const auto [known, is_new] =
       all.algorithms.try_emplace({link_->context(), KeyOf(form_)}, heuristic_);
   if (is_new) {
-    // Those that add up parts of the result by a kernel of their own come after those that do not.
+    // Algorithms that add up parts of the result in a second kernel come after those that do not.
     std::vector<cublas::Heuristic> order;
     if (auto whole = Algorithms(handle, kMostWhole, cublas::kNoReduction); whole.ok()) {
       order = *std::move(whole);

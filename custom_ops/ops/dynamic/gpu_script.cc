@@ -17,7 +17,7 @@ constexpr int64_t kTableRows = 16;     // of a table, summed by an instruction, 
 constexpr int64_t kTableEntries = 32;  // and nodes that looked them up, unless it is one row
 
 // Cycles of a tile of a product, by what is slower: the tensor cores, or to bring both factors from
-// L2. Of half a tile's rows there are shapes of their own.
+// L2. Tiles of half the rows have separate numbers.
 constexpr int64_t kTileDepth = 32;  // terms of its sums at a time
 constexpr int64_t kCyclesOfStep = 700, kCyclesOfHalfStep = 520, kCyclesOfTile = 2500;
 
@@ -288,7 +288,7 @@ class Builder {
     loads_.Add(processor, cost);
   }
 
-  // Whoever takes part in a phase waits for all who took part in the one before.
+  // A processor that takes part in a phase waits for all that took part in the one before.
   void EndPhase() {
     if (tasks_.empty() && for_all_.empty()) return;
     const uint32_t phase = phase_;

@@ -44,7 +44,7 @@ class Loads {
   int64_t leaves_ = 1;
   // The tree: [1] is its root, and pair `at` is of [2 at] and [2 at + 1].
   std::vector<int> least_;
-  std::vector<int> cleared_;  // the tree when nobody has anything to do
+  std::vector<int> cleared_;  // the tree when no processor has anything to do
 };
 
 }  // namespace tfmem

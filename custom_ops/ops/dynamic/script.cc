@@ -270,8 +270,8 @@ class Builder {
     tasks_.clear();
   }
 
-  // Short phases of the first processor between some that are shared: to call others anew takes
-  // longer than they wait.
+  // Short phases of the first processor between some that are shared: scheduling the others again
+  // takes longer than they wait.
   void Bridge() {
     for (int phase = 0; phase < script_.phases;) {
       int end = phase;

@@ -21,7 +21,7 @@ struct MatMulSizes {
 
 struct MatMulTiling {
   bool small = false;
-  int64_t split_k = 1;  // parts of a tile's depth, each for a CTA of its own
+  int64_t split_k = 1;  // parts of a tile's depth, each for a separate CTA
 
   int64_t tile() const { return small ? 64 : 128; }
   // Of the sums of all parts, where there are several of a tile.

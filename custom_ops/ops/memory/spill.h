@@ -21,7 +21,7 @@ struct SpillOptions {
   int64_t budget = 0;     // bytes that all spill files of the process may take; 0: no limit
 };
 
-// Happens once; whoever wants to know is told.
+// An event that happens once, and then runs the callbacks that were registered.
 class Completion {
  public:
   using Callback = std::function<void(const absl::Status&)>;

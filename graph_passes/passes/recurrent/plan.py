@@ -54,7 +54,7 @@ class Needs:
         implementations: functions that may be brought to the top level, and the calls of each.
         in_place: whether the graph is edited in place, where no loop is made of unrolled steps.
         traced: whether it is a function's that is still being traced, so that what has side effects runs in any case.
-        fuse_biases: whether products may add their biases; nobody will take a gradient.
+        fuse_biases: whether products may add their biases, since no gradient will be taken.
         exits: see `find.step_gradients.Exits`; None: unrolled steps with their gradient stay.
     """
 
@@ -97,7 +97,7 @@ def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph
 
 @dataclass
 class _Left:
-    """What stays as it was.
+    """What stays unchanged.
 
     Attributes:
         chosen: the implementations that do not.

@@ -85,7 +85,7 @@ class RegionCandidate:
         return tuple(number in self.generated or (can and kind not in _NO_WORK) for number, (can, kind) in pairs)
 
     def works(self, number: int) -> bool:
-        """Whether a node would be a kernel of its own, if it is in no other."""
+        """Whether a node would be a separate kernel, if it is in no other."""
         return self._working[number]
 
 

@@ -10,7 +10,7 @@ from graph_passes.analysis.dependences import Dependences
 
 
 class QuotientGraph:
-    """`net` with each of some disjoint sets as one group; every other node is a group of its own.
+    """`net` with each of some disjoint sets as one group; every other node is a group by itself.
 
     Attributes:
         groups: the nodes of each group, in increasing order; those that were given come first, as they were given.

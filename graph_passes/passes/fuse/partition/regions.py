@@ -2,7 +2,7 @@
 
 Regions are as few and as large as they can be: dispatching an op costs more than most of them compute. Along a path,
 what lies before an op that no region can hold and what lies behind it belong to different regions; nothing else
-divides them (see `runs`), but for devices. A body of an `If` or a `While` is a graph of its own.
+divides them (see `runs`), but for devices. A body of an `If` or a `While` is a separate graph.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads `CudnnRNNV3` (and `CudnnRNN`, `CudnnRNNV2`) into a match: what Keras emits where TensorFlow sees a GPU.
 
-cuDNN wants one vector of all weights. Keras packs it anew in every step, out of kernel, recurrent kernel and bias.
+cuDNN wants one vector of all weights. Keras packs it again in every step, out of kernel, recurrent kernel and bias.
 Where the vector can be traced back to those three, they are read directly and the packing is dead; else the vector is
 taken apart (`provenance.py`). Its layout, for gates in cuDNN's order (LSTM i, f, c, o; GRU r, z, h):
 

@@ -170,7 +170,7 @@ class _LoopReader:
         return Joinable(self._match(nodes), self.prologue.time_key, self.batch)
 
     def _match(self, nodes: list[NewNode | Launch]) -> Match:
-        """Without rewirings and new nodes that nobody needs, and with all old nodes that are then dead."""
+        """The match, without unneeded rewirings and new nodes, and with all old nodes that are then dead."""
         graph, loop, keep = self.graph, self.loop, self.keep
         dead = dead_code(graph, loop.nodes, nodes, dict(self.rewired), keep)
         taken = [(old, new) for old, new in self.rewired if old.node in loop.nodes and old.node in keep]

@@ -13,7 +13,7 @@ __device__ __forceinline__ void store_async(unsigned to, float4 value, unsigned 
               barrier);
 }
 
-// By all threads, after the barriers' init and before anybody sends.
+// All threads call it, after the barriers' init and before any CTA sends.
 __device__ __forceinline__ void start_cluster() {
   publish_barriers();
   __syncthreads();

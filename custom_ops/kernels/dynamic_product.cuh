@@ -7,7 +7,7 @@ namespace tfmem {
 
 constexpr int kEverywhere = -1;
 
-// A view of a matrix and who has which of its outputs: block b of ROWS belongs to processor
+// A view of a matrix and which processor has which outputs: block b of ROWS belongs to processor
 // (FIRST + b) % processors, and there to one warp after the other; or every processor has all, if
 // FIRST is kEverywhere. STAGED vectors come into shared memory at a time.
 template <class Sizes, int DEPTH, int OUTPUTS, int ROWS, int SLOTS, int FIRST, int STAGED>

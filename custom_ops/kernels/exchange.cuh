@@ -32,7 +32,7 @@ struct BufferShape {
   bool local;  // no CTA sends it: each makes all of it
 };
 
-// Where an exchange keeps its things, and who it is.
+// Where an exchange keeps its data, and which CTA it is.
 struct Place {
   char* shared;
   char* scratch;  // of this group
@@ -63,8 +63,8 @@ __device__ __forceinline__ float4 of_quad(float value) {
 
 // Whether sums stay in the registers of the subgroup that made them (product_fma.cuh): its
 // `kUnitLanes` lanes have one unit, and each computes the cell for one row, `kSumLanes` lanes for
-// the same. No warp is without units, or it could fall behind the others, who wait for each other
-// only by what they send.
+// the same. No warp is without units, or it could fall behind the others, which synchronise only
+// by what they send.
 template <class Sizes>
 constexpr bool kInRegisters = Sizes::kSumLanes > 0;
 

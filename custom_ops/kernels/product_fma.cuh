@@ -139,7 +139,7 @@ struct FmaProduct {
     }
   }
 
-  // The same where a subgroup has all columns of one unit, and all rows are a block: each lane
+  // The product where a subgroup has all columns of one unit, and all rows are a block: each lane
   // ends with the sums of one row.
   __device__ __forceinline__ void run_own(const float* operands, const float4* shared,
                                           const float4* streamed, float (&own)[kColumns]) const {

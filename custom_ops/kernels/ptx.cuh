@@ -23,7 +23,7 @@ __device__ __forceinline__ int settled(int number) {
   return number;
 }
 
-// The same for an address in shared memory.
+// The overload for an address in shared memory.
 template <class T>
 __device__ __forceinline__ T* settled(T* pointer) {
   unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -44,7 +44,7 @@ __device__ __forceinline__ int thread_in_cta() {
   return thread;
 }
 
-// Of this multiprocessor's clock, and nanoseconds of the device's, which goes in coarser steps.
+// This multiprocessor's clock, and the device's in nanoseconds, which goes in coarser steps.
 __device__ __forceinline__ long long clock_cycles() {
   long long cycles;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");

@@ -29,13 +29,13 @@ def _table(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 def _squared_difference(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """In two ops, since half types are rounded after each."""
+    """Writes two ops, since half types are rounded after each."""
     x, y = yield from elements(w, node, at, node.inputs)
     return w.apply("square", w.apply("subtract", x, y))
 
 
 def _softsign(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """In three ops, since half types are rounded after each."""
+    """Writes three ops, since half types are rounded after each."""
     x = yield node.inputs[0], at
     return w.apply("divide", x, w.apply("add", w.apply("absolute", x), w.like(x, 1)))
 
@@ -97,7 +97,7 @@ def _select_v2(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 def _add_n(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """In TensorFlow's order (aggregate_ops.h): up to nine terms, then sums of eight at a time."""
+    """Adds in TensorFlow's order (aggregate_ops.h): up to nine terms, then sums of eight at a time."""
     terms = yield from elements(w, node, at, node.inputs)
     first = len(terms) % 8 + (8 if len(terms) % 8 < 2 else 0)
     total = _sum(w, terms[:first])

@@ -90,7 +90,7 @@ class Phases : public std::enable_shared_from_this<Phases> {
   const int shares_;
   const int threads_;
   const Schedule schedule_;
-  const ThreadWork* const work_;  // the caller's: only who has claimed a share may use it
+  const ThreadWork* const work_;  // the caller's: only a thread that claimed a share may use it
   std::vector<Counter> claimed_;  // for each share the phases that some thread has begun
   Counter finished_;              // shares, over all phases
 };

@@ -11,7 +11,7 @@ namespace tfmem {
 using Schedule = std::function<void(std::function<void()>)>;
 // Does one share of one phase.
 using Work = std::function<void(int64_t phase, int share)>;
-// The same; no two calls at a time have the same thread, of 0 to `threads` - 1.
+// Work that is told its thread, of 0 to `threads` - 1; no two calls at a time have the same one.
 using ThreadWork = std::function<void(int64_t phase, int share, int thread)>;
 
 // Runs phases * shares calls of `work` on the calling thread and on up to `threads` - 1 of a pool.

@@ -39,9 +39,9 @@ class TileDomains {
   const TileDomain& operator[](int domain) const { return domains_[domain]; }
   int size() const { return domains_.size(); }
 
-  // Of values that vary along these axes.
+  // The domain of values that vary along these axes.
   int Of(AxisSet axes);
-  // Of a node that reduces.
+  // Where a node that reduces does so.
   const ReductionPlace& Reduction(int node) const { return reductions_.at(node); }
 
  private:

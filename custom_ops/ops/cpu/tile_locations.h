@@ -11,7 +11,7 @@
 
 namespace tfmem {
 
-// Of one stage, which numbers its values from 0 on.
+// A value of one stage, which numbers its values from 0 on.
 struct TileValue {
   TileType type;
   int constant = -1;  // the node of a constant

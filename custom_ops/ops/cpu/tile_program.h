@@ -118,7 +118,7 @@ struct TileConstant {
   int location = 0;
 };
 
-// Of the parts that tiles give.
+// A reduction of the parts that tiles give.
 struct TileReduction {
   Reduction reduction = Reduction::kSum;
   TileType type;      // of what is reduced

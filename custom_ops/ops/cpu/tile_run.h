@@ -46,7 +46,7 @@ class PreparedExpression {
   ~PreparedExpression();
 
   const std::vector<Shape>& output_shapes() const { return output_shapes_; }
-  // Of each input and of each output.
+  // Bytes of each input and of each output.
   const std::vector<int64_t>& input_bytes() const { return input_bytes_; }
   const std::vector<int64_t>& output_bytes() const { return output_bytes_; }
 

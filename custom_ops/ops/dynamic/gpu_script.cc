@@ -115,7 +115,7 @@ class Builder {
       for (const int section : sections) AddRounds(program_.segments[of.kind][section], &of_kind);
     }
     for (size_t round = 0;; ++round) {
-      // Products first: who runs them is given, and the rest goes to those that have less to do.
+      // Products first: their processors are given. The rest goes to those that have less to do.
       for (size_t i = 0; i < rows.size(); ++i) {
         if (round >= rounds[i].size()) continue;
         for (const GpuSegment* segment : rounds[i][round].products) Product(*segment, rows[i]);
@@ -171,7 +171,7 @@ class Builder {
     return kCyclesOfTile + steps * (rows > kTile / 2 ? kCyclesOfStep : kCyclesOfHalfStep);
   }
 
-  // Of all tiles of so many rows each.
+  // Cycles of all tiles of so many rows each.
   int64_t TilesCycles(const GpuSegment& segment, int64_t count, int64_t rows) const {
     const int64_t tiles = ((count + rows - 1) / rows) * Tiles(segment.outputs);
     return (tiles + program_.processors - 1) / program_.processors * TileCycles(segment, rows);

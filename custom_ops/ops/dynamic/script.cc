@@ -233,8 +233,8 @@ class Builder {
     }
   }
 
-  // A phase of the first processor alone stays open for what it has to do next; others, who wait
-  // for their share of a product, do so meanwhile.
+  // A phase of the first processor alone stays open for what it has to do next; meanwhile the
+  // others wait for their share of a product.
   void Open() {
     if (open_) return;
     if (script_.phases > 0) Everywhere(ScriptOp::kWait, script_.phases - 1);

@@ -60,7 +60,7 @@ class InnerKernel {
   bool keeps() const { return keeps_; }
 
   const std::string& name() const { return kernel_->name(); }
-  // With all of its attributes.
+  // The kernel's node, with all of its attributes.
   const tensorflow::NodeDef& node() const { return kernel_->def(); }
 
  private:

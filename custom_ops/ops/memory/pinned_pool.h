@@ -13,7 +13,7 @@
 namespace tfmem {
 
 // A pinned block. Goes back to the pool when destroyed, with the event that must pass before
-// anyone writes to it again.
+// its next user writes to it.
 class PinnedBlock {
  public:
   // Takes an idle block of this size, or allocates one through `link`.

@@ -1,4 +1,4 @@
-"""Graph + schedule + costs -> Timeline: which ops allocate what, and who reads it until when."""
+"""Graph + schedule + costs -> Timeline: which ops allocate what, and which ops read it until when."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _inside(name: str, calls: Sequence[str]) -> bool:
 def _kept_steps(
     graph: Graph, keep: Collection[str], refused: Sequence[Refused], known: Collection[str], in_place: bool
 ) -> list[Unmatched]:
-    """As `repeated`, which is for the report alone: what fails in it is a line of that."""
+    """What `repeated` finds, for the report alone; a failure of it becomes a line of the report."""
     found: list[Unmatched] = []
     with attempt(found, "steps that are written out", "unrolled"):
         found += repeated(graph, keep, refused, known, in_place)

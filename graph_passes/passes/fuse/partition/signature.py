@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 
 class Signatures:
-    """The signatures of patterns of a graph: what their ops are, how they are connected, what they read and who reads
-    them. Everything that a kernel depends on, but for where its tensors lie."""
+    """The signatures of patterns of a graph: what their ops are, how they are connected, what they read and whether
+    others read them. Everything that a kernel depends on, but for where its tensors lie."""
 
     def __init__(self, graph: Graph, fetched: Collection[TensorId] = ()) -> None:
         self._graph = graph

@@ -3,7 +3,7 @@
 That is a weight which is multiplied again and again, each time with something that the product before it went into;
 and so is every other weight in between. Names, slices and the form of a step do not matter. Layers that only share a
 weight are no recurrence, for no product goes into another; nor are a forward and a backward pass, which takes weights
-transposed; nor layers of a graph network, which share what says who is whose neighbour, but not their weights.
+transposed; nor layers of a graph network, which share the adjacency matrix, but not their weights.
 """
 
 from __future__ import annotations

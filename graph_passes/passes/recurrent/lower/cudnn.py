@@ -202,7 +202,7 @@ class _Reader:
         return Match(node.name, node.op, nodes, tuple(rewired), (node.name,))
 
     def outputs(self, output: TensorId) -> list[tuple[TensorId, TensorId]]:
-        """The output of a launch that walked backwards: who turns it once more reads it as it is."""
+        """The output of a launch that walked backwards: a node that reverses it once more reads it unchanged."""
         old = TensorId(self.node.name)
         readers = [use.node for use in self.graph.uses(old) if use.node not in self.backwards]
         turning = [name for name in readers if turns(self.graph, name, self.node)]

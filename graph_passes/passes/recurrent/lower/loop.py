@@ -1,4 +1,4 @@
-"""From a loop to its `Match`: the cell, what it reads, and who reads its results."""
+"""From a loop to its `Match`: the cell, what it reads, and the readers of its results."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ class _LoopReader:
                 self.rewired.append((handle, made))
 
     def _readers(self, handle: TensorId) -> Iterator[str]:
-        """Who reads a list, or a copy of it: outside functions, TensorFlow copies a loop's results."""
+        """The readers of a list, or of a copy of it: outside functions, TensorFlow copies a loop's results."""
         for use in self.graph.uses(handle):
             copy = TensorId(use.node)
             if self.graph[use.node].op == "Identity" and use.node not in self.keep and self.graph.uses(copy):

@@ -13,9 +13,9 @@ from graph_passes.graph.ir import Graph, Node, TensorId
 class OpPattern(Enum):
     """How an op computes, for every pass that asks what an op is like (TVM's word, `OpPatternKind`).
 
-    The reductions are told apart by which dimensions they sum up, as FusionStitching does (arXiv 1911.11576): the
-    innermost ones, the outermost ones, or all; `REDUCTION` is any other choice. An op that holds several reductions (a
-    softmax, a batch norm) counts as what it reduces over.
+    The reductions differ in which dimensions they sum up, as in FusionStitching (arXiv 1911.11576): the innermost ones,
+    the outermost ones, or all; `REDUCTION` is any other choice. An op that holds several reductions (a softmax, a batch
+    norm) counts as what it reduces over.
     """
 
     CONSTANT = "constant"  # the same number everywhere, written into programs

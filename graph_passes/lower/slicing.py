@@ -20,7 +20,7 @@ class Taken:
 
 
 def taken(graph: Graph, node: Node, bounds: Sequence[TensorId], shape: Sequence[int]) -> list[Taken] | None:
-    """What is taken of each dimension of `shape`, of which negative sizes are not known; None if it cannot be told."""
+    """What is taken of each dimension of `shape`, of which negative sizes are not known; None if that is unknown."""
     begins, _, steps = (integers(graph, tensor) for tensor in bounds)
     if begins is None or steps is None:
         return None

@@ -107,8 +107,8 @@ class Unfused:
         name: that its op would have had.
         members: names of its nodes.
         reason: why.
-        traceback: of a fault of tfmem's own; else empty.
-        warned: whether a user is told at once: a fault, or there is no kernel for it.
+        traceback: of a fault inside tfmem; else empty.
+        warned: whether a warning is given at once: a fault, or there is no kernel for it.
     """
 
     name: str

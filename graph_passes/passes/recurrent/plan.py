@@ -86,7 +86,7 @@ def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph
         if not left.more(plan, loops):
             break
     refused = [loop.name for loop in left.refused]
-    # A call that was kept is reported once, with what is in the way inside.
+    # A call that was kept is reported once, with the reason found inside it.
     others = [loop for loop in plan.unmatched if not any(name.startswith(f"{loop.name}/") for name in refused)]
     unmatched = [*left.refused, *others, *(rolled.unmatched if rolled else ())]
     known = left.known | {name for match in plan.matches for name in match.removed}

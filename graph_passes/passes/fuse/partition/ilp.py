@@ -251,7 +251,7 @@ def _solved(
         solved = program.solve(solver)
         if hasattr(program, "sol_status"):
             complete = program.sol_status == pulp.LpSolutionOptimal
-        else:  # PuLP 4 tells by what it returns
+        else:  # PuLP 4 returns a result that has the status
             complete = solved.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
     except KeyError:  # PuLP 3.3 has no name for what HiGHS says where it met its limit of nodes; the values are there
         complete = False
@@ -263,7 +263,7 @@ def _solved(
 
 
 def _looked_at(program: Any, most: int) -> int:
-    """Nodes of the tree, where the solver says so; else all that it was allowed."""
+    """Nodes of the search tree, where the solver reports them; else all that it was allowed."""
     try:
         return int(program.solverModel.getInfo().mip_node_count)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""A graph in which sets of nodes are one node each: its order, or the cycles in the way (the paper's Figure 3)."""
+"""A graph in which sets of nodes are one node each: its order, or the cycles that prevent one (Figure 3)."""
 
 from __future__ import annotations
 

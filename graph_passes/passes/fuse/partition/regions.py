@@ -21,7 +21,7 @@ CALLS = frozenset(
 )  # what a region runs by a library's kernel
 # What a region may hold, but never for its own sake.
 _ROLES = dict.fromkeys((OpPattern.VIEW, OpPattern.READ, OpPattern.CONSTANT), Role.FREE)
-# Behind these an op may be dead: it runs only if a condition holds that its inputs do not tell.
+# Behind these an op may be dead: it runs only if a condition holds that is not among its inputs.
 _BRANCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter"})
 
 # What running some nodes as one op saves, in seconds.

@@ -4,8 +4,8 @@
 
 where K is the time of a kernel, of one op or of all of the pattern P, and N the number of ops that would be kernels by
 themselves. By model, K is the time that copying takes of as many bytes as the kernel moves (Figure 4), plus what it
-takes where the kernel has to wait for all of itself. What a model cannot tell is measured, where that can be: patterns
-with products, and those that mix row reductions and other reductions (score by execution).
+takes where the kernel has a barrier of the grid. What a model cannot predict is measured, where that is possible:
+patterns with products, and those that mix row reductions and other reductions (score by execution).
 """
 
 from __future__ import annotations

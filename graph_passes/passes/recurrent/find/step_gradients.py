@@ -48,7 +48,7 @@ class Proposal:
 
 
 # For each entry that `walk` makes the gradient of, that gradient; empty if `walk` is no gradient of the steps, or that
-# cannot be told (`tfmem/capture/step_gradients.py`).
+# is unknown (`tfmem/capture/step_gradients.py`).
 Exits = Callable[[Graph, Proposal], Mapping[TensorId, TensorId]]
 
 
@@ -118,7 +118,7 @@ def entries_of(graph: Graph, found: Unrolled) -> dict[TensorId, TensorId]:
 def step_gradient(
     graph: Graph, found: Unrolled, needed: Collection[str], keep: Collection[str], exits: Exits
 ) -> StepGradient | None:
-    """The gradient of `found`, if the graph has it in a form that can be told.
+    """The gradient of `found`, if the graph has it in a form that is recognised.
 
     Args:
         graph: the graph, without cycles.

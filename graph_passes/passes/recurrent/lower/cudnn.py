@@ -78,7 +78,7 @@ class Sizes:
 
 
 def joinable_cudnn(graph: Graph, match: Match) -> Joinable:
-    """The match of a `CudnnRNN`, with what tells whether another direction may share its launch."""
+    """The match of a `CudnnRNN`, with what decides whether another direction may share its launch."""
     node = graph[match.name]
     time, batch = (dimension_key(graph, node.inputs[0], axis) for axis in _time_and_batch(node))
     return Joinable(match, time, frozenset({batch}))

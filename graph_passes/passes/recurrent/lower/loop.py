@@ -31,7 +31,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Joinable:
-    """A match, and what tells whether it may share a launch with another: how many steps, how many rows.
+    """A match, and what decides whether it may share a launch with another: how many steps, how many rows.
 
     `batch` has symbolic batch sizes that are equal, one for each state: two matches may be joined if theirs intersect.
     """

@@ -20,7 +20,7 @@ class GraphInUseError(GraphError):
 
 
 class UnknownShapeError(GraphError):
-    """A tensor that has to be planned has a dimension nobody knows."""
+    """A tensor that has to be planned has an unknown dimension."""
 
 
 class ReplicasError(GraphError):

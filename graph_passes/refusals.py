@@ -1,4 +1,4 @@
-"""Why a pass leaves something as it is: typed values, made into words when they are printed.
+"""Why a pass leaves something unchanged: typed values, made into words when they are printed.
 
 A `Reason` is one kind of refusal with its sentence; a `Refusal` is a reason with what it is about. Nothing decides by
 the sentence. `python -m graph_passes.refusals --document docs/refusals.md` writes the table of all reasons.
@@ -156,7 +156,7 @@ class Reason(Enum):
         "recurrent",
         "there is {count} to tell which gradient in '{node}' belongs to which variable",
     )
-    OWN_GRADIENT = "recurrent", "'{node}' ({op}) has a gradient of its own, which the replacement would not have"
+    OWN_GRADIENT = "recurrent", "'{node}' ({op}) has a custom gradient, which the replacement would not have"
     CHECK_EFFECTS = "recurrent", "its gradient cannot be checked: '{node}' ({op}) has effects"
     CHECK_FINITE = "recurrent", "its gradient cannot be checked: it is not finite at random numbers"
     CHECK_DIFFERS = (
@@ -319,7 +319,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something stays as it is.
+    """Why something stays unchanged.
 
     Attributes:
         reason: the kind.
@@ -333,7 +333,7 @@ class Refusal:
         return self.reason.sentence.format(**dict(self.arguments))
 
     def renamed(self, names: Mapping[str, str]) -> Refusal:
-        """The same about a graph of the same ops, whose nodes have other names."""
+        """This refusal about a graph of the same ops, whose nodes have other names."""
         return Refusal(self.reason, tuple((key, _renamed(key, value, names)) for key, value in self.arguments))
 
 

@@ -61,7 +61,7 @@ class Way:
                 raise Reached
 
     def _goes(self, source: Place, target: Place, event: str) -> None:
-        """From one function to another, unless it went there before."""
+        """Record that the value goes from one function to another, unless it went there before."""
         if (source, target, event) not in self._known:
             self._known.add((source, target, event))
             self.steps += [source, target] if self.steps[-1:] != [source] else [target]

@@ -20,7 +20,7 @@ from benchmarks.records import ROOT
 
 MARKERS = ("<!-- dynamic: begin -->", "<!-- dynamic: end -->")
 
-# Of the host's costs: the key in the results, what it is, the most that it may be.
+# The host's costs: the key in the results, what it is, the most that it may be.
 HOST = (
     ("tensors, forward", "a batch of tensors: checked, levels, script, and a forward pass by it", 50),
     ("tensors, step", "the same, forward, backward and Adam", None),

@@ -57,7 +57,7 @@ def busy_over_xla(outcome: Outcome, system: str) -> float | None:
 def given_runs(outcome: Outcome, system: str) -> bool:
     """Whether the system runs the step as given, since stitched it was no faster. Older results say so as a text."""
     stitched = value(outcome, system, "stitched")
-    return (value(outcome, system, "fusion") or "").startswith("left as it was") if stitched is None else not stitched
+    return (value(outcome, system, "fusion") or "").startswith("left as it") if stitched is None else not stitched
 
 
 def fewer(outcome: Outcome, system: str | None) -> float | None:

@@ -28,8 +28,8 @@ def composition(plan: Plan) -> Scope:
 
 
 def packed(pattern: Pattern) -> int:
-    """In how many parts a kernel falls between which no value is passed on: more than one are kernel packing. What
-    several parts read is no tie."""
+    """How many parts a kernel has that pass no value to each other: more than one are kernel packing. An input that
+    several parts read does not join them."""
     nodes = pattern.program.nodes
     parts = DisjointSets(len(nodes))
     made = {place for place, node in enumerate(nodes) if not isinstance(node, Input | Constant | Position | Random)}

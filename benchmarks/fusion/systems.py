@@ -39,7 +39,7 @@ class System:
 
     @classmethod
     def begun(cls, name: str, make: Callable[[], Workload]) -> System:
-        """Made, and called once."""
+        """A system that was made, and called once."""
         workload = make()
         began = time.perf_counter()
         system = cls(name, workload, function_of(name, workload.step))

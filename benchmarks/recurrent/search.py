@@ -138,7 +138,7 @@ def search(bench: Bench, shares: Sequence[tuple[Future[None], Ranked]]) -> Ranke
 
 
 def outcome(trials: Ranked) -> dict[str, Any]:
-    """Where benchmarks.recurrent writes its trials, but short: there are thousands."""
+    """The trials, where benchmarks.recurrent writes its own, but short: there are thousands."""
     ran = any(trial.measured < NEVER for trial in trials.values())
     written = [short(place, trial) for place, trial in sorted(trials.items())]
     return {

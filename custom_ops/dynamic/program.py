@@ -190,7 +190,7 @@ class Builder:
         return []
 
     def _part(self, part: Part) -> int:
-        """Where those that it needs are known."""
+        """The value that computes a part, once the parts that it needs have values."""
         value, first, width = part
         whole, numbers = self.code[value], self.code[value].numbers
         needed = [self._parts[other] for other in self._needed_of(part)]

@@ -26,7 +26,7 @@ struct Columns {
   void EndRow() {
     for (Column* column : {&kinds, &children, &arguments}) column->EndRow();
   }
-  // Of each column the values and the row splits, as bytes.
+  // The values and the row splits of each column, as bytes.
   PyObject* ToBytes() const;
 };
 

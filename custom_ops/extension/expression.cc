@@ -12,8 +12,8 @@ Expression* As(PyObject* object) { return reinterpret_cast<Expression*>(object);
 
 void Dealloc(PyObject* object);
 
-// Gives back what an expression holds. Values that nobody else holds and whose type is `exact` go
-// to `dying` instead.
+// Gives back what an expression holds. Values that have no other reference and whose type is
+// `exact` go to `dying` instead.
 void Release(Expression* self, PyTypeObject* exact, Expression** dying) {
   const int32_t values = self->values, variables = self->variables;
   self->values = self->variables = 0;

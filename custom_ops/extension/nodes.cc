@@ -30,7 +30,7 @@ class Example {
   // `types` are those that a node may have; null for any.
   Example(Columns* columns, PyObject* types) : columns_(columns), types_(types) {}
 
-  // With all nodes under one more root. False with an error set.
+  // Adds all nodes under one more root. False with an error set.
   bool Add(PyObject* root) {
     if (!Begin(root)) return false;
     while (!waiting_.empty()) {

@@ -13,7 +13,7 @@
 
 namespace tfmem {
 
-// A reference of its own, given back at the end of a block.
+// An owned reference; the end of a block drops it.
 class Reference {
  public:
   Reference() = default;

@@ -141,7 +141,7 @@ PyObject* Repeat(const RecordedOp* self, const Entry& entry, const Arguments& gi
 
 // ---- calls ----
 
-// Of arguments that `Read` says are plain, and `args` as Python is given them where they are new.
+// A call with arguments that `Read` says are plain; where they are new, it gives Python `args`.
 // Nothing, with no error, where Python has to do it.
 std::optional<PyObject*> CallPlain(RecordedOp* self, PyObject* const* args, Py_ssize_t count,
                                    const Arguments& given) {
@@ -161,7 +161,7 @@ std::optional<PyObject*> CallPlain(RecordedOp* self, PyObject* const* args, Py_s
   return result.release();
 }
 
-// The same, where something is to be converted first.
+// A call where some arguments have to be converted first.
 std::optional<PyObject*> CallOdd(RecordedOp* self, PyObject* const* args, Py_ssize_t count) {
   Converted converted;
   switch (Convert(self->state, *self->parameters, args, count, &converted)) {

@@ -9,7 +9,7 @@ from custom_ops.errors import RegionError
 from custom_ops.expr.program import DTYPES
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, TensorType, View
 
-# Of values; programs compute with `DTYPES`, calls and views take the others, too.
+# The dtypes of values; programs compute with `DTYPES`, calls and views take the others, too.
 VALUE_DTYPES = (*DTYPES, "int8", "int16", "uint8", "uint16", "uint32", "uint64", "complex64", "complex128")
 
 _MOST_NUMBERS = 1 << 59  # of the largest dtype

@@ -13,15 +13,15 @@ __device__ __forceinline__ void store_async(unsigned to, float4 value, unsigned 
               barrier);
 }
 
-// By all threads, after the barriers' init and before anybody sends.
+// All threads call it, after the barriers' init and before any CTA sends.
 __device__ __forceinline__ void start_cluster() {
   publish_barriers();
   __syncthreads();
   cluster_barrier();
 }
 
-// A cluster runs all at once or not at all, so this ends. The bound is for what nobody thought of:
-// an error of the launch, and neither a hung GPU nor wrong numbers.
+// A cluster runs all at once or not at all, so this ends. The bound is for unforeseen faults: the
+// launch then fails, and neither hangs the GPU nor gives wrong numbers.
 __device__ __forceinline__ void wait_for(unsigned barrier, unsigned parity) {
   int polls = kPolls;
   while (!try_wait(barrier, parity)) {

@@ -102,8 +102,8 @@ struct Net {
     if (rule > 2) v[at] = second;
   }
 
-  // The same of `rows` of 4 rows, `stride` apart, of four numbers that follow each other; all
-  // pointers are multiples of 16. All is read before any of it is written, so that nothing waits.
+  // Writes or applies `rows` of 4 rows, `stride` apart, of four numbers side by side; all pointers
+  // are multiples of 16. All is read before any of it is written, so no load waits for a store.
   __device__ __forceinline__ void take_fours(int parameter, long long at, int stride, int rows,
                                              const float (&g)[4][4]) const {
     const int rule = static_cast<int>(p.word[kRule]);
@@ -219,13 +219,13 @@ struct Team {
 
 // ---- Signals
 
-// Everything that this processor wrote is there for those who wait.
+// Signals that everything this processor wrote is there: processors that wait for it may read.
 __device__ inline void signal(unsigned* counter) {
   __syncthreads();
   if (threadIdx.x == 0) add_release(counter, 1u);
 }
 
-// This processor gives up: others, who would wait for it, and the host are told why.
+// This processor gives up: others, which would wait for it, and the host read why.
 __device__ inline void give_up(unsigned* status, Word failure, int why) {
   store_relaxed(status, static_cast<unsigned>(why));
   if (failure != 0) {
@@ -233,7 +233,7 @@ __device__ inline void give_up(unsigned* status, Word failure, int why) {
   }
 }
 
-// Until `count` processors have signalled. False if they did not within a bound, or another
+// Waits until `count` processors have signalled. False if they did not within a bound, or another
 // processor gave up.
 __device__ inline bool wait(const unsigned* counter, unsigned count, unsigned* status, Word failure,
                             int most_polls) {
@@ -328,8 +328,8 @@ struct Window {
   unsigned first, count;
 };
 
-// Runs this processor's script, in pieces where it is longer than its place in shared memory; what
-// it calls has a place of its own, so that neither drives out the other. `run(instruction)` does
+// Runs this processor's script, in pieces where it is longer than its place in shared memory. What
+// it calls has another place, so that neither overwrites the other. `run(instruction)` does
 // all but signals and waits; false: there is no such instruction.
 template <class Sizes, class Run>
 __device__ __forceinline__ void interpret(const Net<Sizes>& net, unsigned* script,

@@ -7,7 +7,7 @@ namespace tfmem {
 
 constexpr int kEverywhere = -1;
 
-// A view of a matrix and who has which of its outputs: block b of ROWS belongs to processor
+// A view of a matrix and which processor has which outputs: block b of ROWS belongs to processor
 // (FIRST + b) % processors, and there to one warp after the other; or every processor has all, if
 // FIRST is kEverywhere. STAGED vectors come into shared memory at a time.
 template <class Sizes, int DEPTH, int OUTPUTS, int ROWS, int SLOTS, int FIRST, int STAGED>
@@ -182,7 +182,7 @@ __device__ __forceinline__ void multiply(const Net<Sizes>& net, const Weights& w
       if (V::output(pass * kGroup) >= V::kOutputs) continue;  // nor has the warp any behind it
 #pragma unroll 1
       for (int from = 0; from < staged; from += kNodes) {
-        // Of nodes behind the last one the sums are of what lies there, and nobody takes them.
+        // Past the last node, a warp sums whatever lies there; no thread reads those sums.
         const float* vectors = staging + from * V::kDepth + lane;
         float sum[kSums] = {};
 #pragma unroll(UNROLLED ? V::kSteps : 4)

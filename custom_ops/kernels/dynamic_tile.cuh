@@ -147,7 +147,7 @@ __device__ __forceinline__ void sum_steps(const Net<Sizes>& net, Sums& sums, int
   for (int step = -kAhead; step < steps; ++step) {
     if (step >= 0) {
       wait_for_groups_but<kAhead - 1>();
-      __syncthreads();  // and nobody reads any more where the next one comes to
+      __syncthreads();  // no thread still reads where the next slab is copied to
     }
     if (step + kAhead < steps) copy(slab(step + kAhead), slab(step + kAhead) + kSlab);
     end_group_of_copies();
@@ -191,7 +191,7 @@ __device__ __noinline__ void sum_tile(const Net<Sizes>& net, const TileProduct& 
   static_assert(Sizes::kThreads % kFours == 0 && Sizes::kThreads % kOwnFours == 0);
   const float** places = places_of(net);
   const int depth = of.depth, outputs = of.outputs - output, columns = of.columns;
-  // Of this thread's vectors: the first term of four, and the operand that has it.
+  // This thread's vectors: the first term of four, and the operand that has it.
   const int left_term = threadIdx.x % kFours * 4;
   int operand = 0, from = 0, end = of.ends[0], begin = 0;
   const auto vectors = [&](float* left) {
@@ -210,7 +210,7 @@ __device__ __noinline__ void sum_tile(const Net<Sizes>& net, const TileProduct& 
                 });
     }
   };
-  // Of this thread's weights: of a row of the matrix, along which four lie.
+  // This thread's weights: places along a row of the matrix, where four lie side by side.
   const int along = threadIdx.x % kOwnFours * 4, across = threadIdx.x / kOwnFours;
   const int row = TRANSPOSED ? of.first + output : of.start;
   const int column = TRANSPOSED ? of.start : of.first + output;
@@ -241,8 +241,8 @@ __device__ __noinline__ void sum_tile(const Net<Sizes>& net, const TileProduct& 
             });
 }
 
-// The same for nodes [first, first + rows) of a kind. `place(operand, row)` is where a vector lies,
-// `store(row, o, sum)` takes an output.
+// Multiplies a tile of nodes [first, first + rows) of a kind. `place(operand, row)` is a vector's
+// address, `store(row, o, sum)` takes an output.
 template <bool TRANSPOSED, class Sizes, class Place, class Store>
 __device__ __forceinline__ void multiply_tile(const Net<Sizes>& net, const TileProduct& of,
                                               int first, int rows, int output, const Place& place,

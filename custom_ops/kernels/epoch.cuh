@@ -19,7 +19,7 @@ __device__ __forceinline__ unsigned without_last_bit(unsigned word) {
   return ((rounded | word) & kExponent) == kExponent ? word & ~1u : rounded & ~1u;
 }
 
-// Of pairs each 64 bits are two numbers, low parts first: a high part keeps its last bit.
+// In pairs each 64 bits are two numbers, low parts first: a high part keeps its last bit.
 template <int FORM>
 __device__ __forceinline__ uint4 with_epoch(uint4 four, unsigned epoch) {
   if constexpr (FORM == kPairs) four = make_uint4(four.x, four.z, four.y, four.w);

@@ -4,14 +4,14 @@
 // CTA. All exchanges have these members (`step` counts from 0; operands of a
 // buffer are what the products of one step read):
 //   begin<B>(initial)             the states before step 0 come from initial(operand, row, place)
-//   start()                       after all begin: nobody sends before everybody is ready
+//   start()                       after all begin: no CTA sends before all CTAs are ready
 //   wait<B>(step, initial)        until the operands of `step` are there
 //   operands<B>(step)             then they are here
 //   send<B, O>(...)               this CTA's number of one (row, unit), from all lanes of a warp,
 //                                 for the reader's `step`
 //   send_sum<B, O>(...)           this CTA's part of a row's sum, from all lanes of a warp
 //   end_of_stage()                all threads, after the sends of a stage
-//   finish()                      nobody leaves while others may still send to it
+//   finish()                      no CTA exits while others may still send to it
 #pragma once
 
 #include "common.cuh"
@@ -32,7 +32,7 @@ struct BufferShape {
   bool local;  // no CTA sends it: each makes all of it
 };
 
-// Where an exchange keeps its things, and who it is.
+// Where an exchange keeps its data, and which CTA it is.
 struct Place {
   char* shared;
   char* scratch;  // of this group
@@ -63,8 +63,8 @@ __device__ __forceinline__ float4 of_quad(float value) {
 
 // Whether sums stay in the registers of the subgroup that made them (product_fma.cuh): its
 // `kUnitLanes` lanes have one unit, and each computes the cell for one row, `kSumLanes` lanes for
-// the same. No warp is without units, or it could fall behind the others, who wait for each other
-// only by what they send.
+// the same. No warp is without units, or it could fall behind the others, which synchronise only
+// by what they send.
 template <class Sizes>
 constexpr bool kInRegisters = Sizes::kSumLanes > 0;
 
@@ -134,7 +134,7 @@ __device__ inline void fill_states(float* to, const Initial& initial, int first_
 // One CTA: operands in shared memory; in one copy, since a stage's products are over when its
 // elementwise part starts, or in two by the parity of the step, where that starts in each thread by
 // itself. Those of the fallback are in global memory, in two copies, since its products are made as
-// they are read: slow, for any size, and nobody to wait for.
+// they are read. The fallback is slow, takes any size, and waits for no other CTA.
 template <class Sizes>
 class SingleExchange {
  public:

@@ -97,7 +97,7 @@ class ClusterExchange {
   static constexpr int kPeers =
       (Sizes::kCtas + Senders::kLanes - 1) / Senders::kLanes;  // of a lane
 
-  // Of one step, from all CTAs.
+  // Bytes that arrive in one step, from all CTAs.
   template <int B>
   static constexpr int kBytes =
       words_of<Sizes, B>(Sizes::template buffer<B>().operands * Sizes::template buffer<B>().width *

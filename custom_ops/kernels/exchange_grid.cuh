@@ -15,7 +15,8 @@
 
 namespace tfmem {
 
-// With several slices (slices.cuh) a CTA reads the numbers of its share of the CTAs only.
+// Where there are several slices (slices.cuh), a CTA reads only the numbers of its share of the
+// CTAs.
 template <class Sizes>
 class GridExchange {
  public:
@@ -177,8 +178,8 @@ class GridExchange {
 
   // All words of one buffer, from all CTAs, into shared memory.
   //
-  // A thread that has many asks for its first piece until it has come; by then the others have,
-  // more or less. To ask for all of them again and again would take L2's bandwidth from those who
+  // A thread that has many polls for its first piece until it has come; by then most others have,
+  // too. Polling for all of them again and again would take L2's bandwidth from the CTAs that
   // send.
   template <int B>
   __device__ __forceinline__ void receive(int step) {
@@ -194,7 +195,7 @@ class GridExchange {
   static constexpr int kFew = 4;   // pieces of a thread
   static constexpr int kMost = 8;  // that it asks for at once
 
-  // Of so many pieces, in turns of equal size.
+  // How many of so many pieces are in flight at a time, in turns of equal size.
   __host__ __device__ static constexpr int in_flight(int pieces) {
     const int turns = pieces > kMost ? (pieces + kMost - 1) / kMost : 1;
     return pieces > turns ? (pieces + turns - 1) / turns : 1;

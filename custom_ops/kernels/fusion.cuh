@@ -15,7 +15,7 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T at[N];
 };
 
-// Of a row, what a thread has of it.
+// The packs of a row that one thread has.
 template <class T, int N, int COUNT>
 struct Packs {
   Pack<T, N> at[COUNT];

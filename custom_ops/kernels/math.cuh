@@ -62,7 +62,7 @@ __device__ inline T sign(T x) {
   return x > T(0) ? T(1) : x < T(0) ? T(-1) : x + T(0);  // of -0 it is 0, of NaN it is NaN
 }
 
-// Of doubles, whose time no kernel has been waiting for, and of integers.
+// Functions of doubles, whose time has limited no kernel so far, and of integers.
 __device__ inline double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 __device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
 __device__ inline double softplus(double x) {

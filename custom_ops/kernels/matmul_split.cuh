@@ -1,7 +1,7 @@
 // Cuts float32 matrices into pairs of float16, as `multiply` (matmul.cuh) reads them.
 //
 // A number is scaled and cut into two float16, 22 bits together. Each row of A and each column of B
-// is scaled by a power of two of its own, so that its largest number fills float16's range: what is
+// has its own scale, a power of two, so that its largest number fills float16's range: what is
 // lost is below 2^-39 of that. Rows and columns that are not all finite become zeros, and are
 // multiplied as they are.
 //

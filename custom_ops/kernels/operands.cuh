@@ -1,5 +1,5 @@
 // How operands lie where products read them: as float32, as pairs of float16, or as 16-bit numbers.
-// Who makes an operand encodes it, once; who reads it does not.
+// The thread that makes an operand encodes it, once; its readers do not.
 #pragma once
 
 #include "ptx.cuh"

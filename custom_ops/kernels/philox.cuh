@@ -11,7 +11,8 @@ struct Group {
   unsigned at[4];
 };
 
-// Of the state's counter plus `group`. A round is two products of 64 bits and four exclusive ors.
+// Philox of the state's counter plus `group`. A round is two products of 64 bits and four exclusive
+// ors.
 __device__ __forceinline__ Group philox(const Word* key, const Word* counter, Word group) {
   const Word low = counter[0] + group;
   const Word high = counter[1] + (low < group ? 1 : 0);
@@ -31,7 +32,7 @@ __device__ __forceinline__ Group philox(const Word* key, const Word* counter, Wo
   return {{a, b, c, d}};
 }
 
-// Of storage type T: how many numbers a group gives, what is computed with, and the number `lane`.
+// For storage type T: how many numbers a group gives, what is computed with, and number `lane`.
 // The mantissa's bits are random, and 1 is subtracted, which is exact.
 template <class T>
 struct Draws {  // of half types: what they store is what float holds

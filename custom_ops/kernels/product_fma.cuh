@@ -33,7 +33,7 @@ __device__ __forceinline__ void reduce_scatter(float* value, int lane) {
   }
 }
 
-// The first of the sums that a lane of a subgroup ends with; negative if it has none of its own.
+// The first of the sums that a lane of a subgroup ends with; negative if it ends with none.
 template <int COUNT, int LANES>
 __device__ int scattered(int lane) {
   if constexpr (LANES == 1) {
@@ -61,7 +61,7 @@ __host__ __device__ constexpr int values_left(int count, int lanes) {
 // neighbouring threads read neighbouring 16 bytes.
 //
 // Warps that make no whole subgroup are in one past the last, whose columns are past the last, too:
-// their weights are 0, and their sums nobody's.
+// their weights are 0, and no thread reads their sums.
 template <class Shape>
 struct FmaProduct {
   static constexpr int kStreamed = Shape::kChunks - Shape::kRegisters - Shape::kShared;
@@ -139,7 +139,7 @@ struct FmaProduct {
     }
   }
 
-  // The same where a subgroup has all columns of one unit, and all rows are a block: each lane
+  // The product where a subgroup has all columns of one unit, and all rows are a block: each lane
   // ends with the sums of one row.
   __device__ __forceinline__ void run_own(const float* operands, const float4* shared,
                                           const float4* streamed, float (&own)[kColumns]) const {

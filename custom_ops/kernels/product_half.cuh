@@ -7,8 +7,8 @@
 // float16, which rounds as TF32 does, or with kBfloats in bfloat16.
 //
 // float16 is for operands that are known to stay in [-1, 1] (custom_ops/recurrent/bounds.py): an
-// LSTM's and a GRU's states. They are scaled by kOperandScale, and each column of weights by a
-// power of two of its own, so that both fill float16's range: what is lost is below 2^-38 of the
+// LSTM's and a GRU's states. They are scaled by kOperandScale, and each column of weights by its
+// own power of two, so that both fill float16's range: what is lost is below 2^-38 of the
 // largest.
 #pragma once
 

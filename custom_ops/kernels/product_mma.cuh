@@ -28,8 +28,8 @@ struct Tf32 {
   static constexpr int kPieces = 2;
   using Operand = float4;
 
-  // Of the large and the small products, and of the two instructions of a chunk where there are few
-  // rows to alternate between.
+  // Separate sums of the large and the small products, and of the two instructions of a chunk where
+  // there are few rows to alternate between.
   static constexpr int kChains = Shape::kBlock * kTiles > 1 ? 2 : 4;
 
   template <class Source>

@@ -16,14 +16,14 @@ using Word = unsigned long long;
 // ---- Hints to the compiler
 
 // What a thread computes once, and keeps. The compiler takes such numbers for cheap, and computes
-// them anew in every step, where the next thing waits for them; and by what it knows of their bits
+// them again in every step, where the next thing waits for them; and by what it knows of their bits
 // it makes several addresses of places that are constants apart.
 __device__ __forceinline__ int settled(int number) {
   asm volatile("" : "+r"(number));
   return number;
 }
 
-// The same for an address in shared memory.
+// The overload for an address in shared memory.
 template <class T>
 __device__ __forceinline__ T* settled(T* pointer) {
   unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -44,7 +44,7 @@ __device__ __forceinline__ int thread_in_cta() {
   return thread;
 }
 
-// Of this multiprocessor's clock, and nanoseconds of the device's, which goes in coarser steps.
+// This multiprocessor's clock, and the device's in nanoseconds, which goes in coarser steps.
 __device__ __forceinline__ long long clock_cycles() {
   long long cycles;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
@@ -170,8 +170,8 @@ __device__ __forceinline__ void load_relaxed(const unsigned* from, unsigned* val
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(*value) : "l"(from) : "memory");
 }
 
-// What the CTA's threads wrote before they last met is seen by whoever sees the sum and then
-// fences, on the whole device.
+// Any thread of the device that reads the sum and then fences sees what this CTA's threads wrote
+// before their last barrier.
 __device__ __forceinline__ void add_release(unsigned* to, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }

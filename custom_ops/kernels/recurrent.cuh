@@ -196,7 +196,7 @@ __device__ __forceinline__ Context<Sizes, WORDS> context_of(const Parameters<WOR
                                static_cast<int>(parameters.word[kStrides] >> 32)};
 }
 
-// Operands and their padding, before anybody sends.
+// Zeros operands and their padding, before any CTA sends.
 template <class Sizes>
 __device__ __forceinline__ void zero_shared(char* shared) {
   if constexpr (Sizes::kZeroed > 0) {

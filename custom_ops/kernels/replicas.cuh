@@ -1,4 +1,4 @@
-// What every CTA of a group computes for all hidden units, so that nobody has to send it: GRNN's
+// What every CTA of a group computes for all hidden units, so that no CTA has to send it: GRNN's
 // single synchronisation for cells like the canonical GRU (section 5).
 //
 // Products of states that this takes are either made here, with all of their weights, or added up

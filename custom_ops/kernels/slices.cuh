@@ -43,7 +43,7 @@ class Slices {
     }
   }
 
-  // Sends this CTA's part of the sums, and waits for the parts of its own.
+  // Sends this CTA's part of the sums, and waits for the parts that other CTAs send to it.
   template <int GEMM>
   __device__ __forceinline__ void reduce(const float* results, int step) const {
     constexpr ReceivedShape kReceived = Sizes::template received<GEMM>();

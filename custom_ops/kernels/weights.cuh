@@ -38,7 +38,7 @@ struct WeightSource {
       constexpr int kSpan = kGemm.replicated ? Sizes::kCtas * Sizes::kTile : Sizes::kTile;
       const int slice = context.cta % Sizes::kSlices;
       const int owner = kGemm.replicated ? 0 : context.cta - slice + column / kWidth;
-      // Of a unit's products one after the other, or of a product's units.
+      // Columns are a unit's products one after the other, or a product's units.
       const int place = kInRegisters<Sizes> ? column / kGemm.products : column % kWidth % kSpan;
       const int unit = owner * Sizes::kTile + place;
       product_ = kInRegisters<Sizes> ? column % kGemm.products
@@ -95,7 +95,7 @@ struct WeightSource {
       }
     };
 
-    // Of the first of ROWS numbers.
+    // The place of the first of ROWS numbers.
     template <int ROWS>
     __device__ __forceinline__ Place place_of(int k) const {
       const int operand = kGemm.operands == 1 ? 0 : min(k / kOperand, kGemm.operands - 1);

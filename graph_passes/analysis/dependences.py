@@ -48,7 +48,7 @@ class Dependences:
         return tuple(map(tuple, found))
 
     def among(self, members: Sequence[int]) -> Dependences:
-        """The dependences among `members` alone, given in increasing order, numbered anew."""
+        """The dependences among `members` alone, given in increasing order, renumbered from 0."""
         place = {number: index for index, number in enumerate(members)}
         return Dependences(tuple(tuple(place[p] for p in self.before[number] if p in place) for number in members))
 

@@ -13,7 +13,7 @@ from graph_passes.refusals import Reason, Refusal
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Of a device.
+    """What a device supports.
 
     Attributes:
         on_host: dtypes of which TensorFlow's kernels take and make tensors in the host's memory there, but for `reads`.
@@ -61,7 +61,7 @@ CUDA = Capabilities(
 # What TensorFlow's own kernels may have fused into a product or a convolution on a CPU. For all else that its remapper
 # fuses there is a kernel of oneDNN, which TensorFlow puts in place of the op later than this, and not within a region.
 _ACTIVATIONS = ((), ("Relu",), ("Relu6",), ("Elu",), ("LeakyRelu",))
-# Of half convolutions TensorFlow has a kernel of that name only to tell oneDNN from it: it cannot be made.
+# TensorFlow registers a kernel of half convolutions of that name only for oneDNN's sake: it cannot be made.
 _FUSED_OPS = {
     "_FusedMatMul": frozenset({"float16", "bfloat16", "float32"}),
     "_FusedConv2D": frozenset({"float32", "float64"}),

@@ -32,7 +32,7 @@ _POOLS_AT_RANDOM = frozenset({"FractionalAvgPool", "FractionalMaxPool"})
 
 @dataclass(frozen=True)
 class NodePattern:
-    """Of one node.
+    """The pattern of one node, and the inputs that it uses.
 
     Attributes:
         pattern: what it does.

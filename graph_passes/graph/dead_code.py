@@ -21,7 +21,7 @@ def dead_code(
 ) -> set[str]:
     """The nodes of `graph` that nothing needs once it is rewritten.
 
-    These are the nodes of `start`; what reads them and serves nobody; and what they read, if nobody else does. What a
+    These are the nodes of `start`, their readers that nothing needs, and their inputs that no other node reads. What a
     new node reads stays, and so does what that reads.
 
     Args:
@@ -74,7 +74,7 @@ def is_needed(
 
 
 def is_read(graph: Graph, tensor: TensorId, removed: Collection[str], keep: Collection[str]) -> bool:
-    """Whether somebody needs this tensor."""
+    """Whether a node that stays needs this tensor."""
     return tensor.node in keep or any(is_needed(graph, use.node, removed, keep) for use in graph.uses(tensor))
 
 
@@ -87,7 +87,7 @@ def _may_go(node: Node) -> bool:
 def _dead_readers(
     graph: Graph, removed: Collection[str], rewired: Collection[TensorId], keep: Collection[str]
 ) -> set[str]:
-    """`removed`, the nodes that read what they make and serve nobody, and what reads those."""
+    """`removed`, their readers that nothing needs, and the readers of those."""
 
     def dead(node: Node) -> Iterable[str]:
         tensors = [tensor for tensor in graph.tensors(node) if tensor not in rewired]

@@ -71,7 +71,7 @@ def _flat(graph: Graph, node: Node, keep: Collection[str]) -> FlatProduct | None
 
 
 def _shape(graph: Graph, tensor: TensorId) -> tuple[int, ...]:
-    """With `UNKNOWN` for sizes that are; empty where even their number is, or a matrix may be empty."""
+    """The sizes, or `UNKNOWN`; empty where the rank is unknown, or a matrix may be empty."""
     spec = graph.specs.get(tensor)
     shape = spec.shape if spec is not None else None
     sizes = tuple(UNKNOWN if size is None else size for size in shape or ())

@@ -26,7 +26,7 @@ class TensorId(NamedTuple):
     """One output of one node; prints as TensorFlow writes it, `node:0`."""
 
     node: str
-    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a tensor
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which no caller needs of a tensor
 
     def __str__(self) -> str:
         return f"{self.node}:{self.index}"
@@ -144,7 +144,7 @@ class Editor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A function that a node calls, read as a graph of its own.
+    """A function that a node calls, read as a separate graph.
 
     Attributes:
         graph: its body; arguments are nodes without inputs.

@@ -1,5 +1,5 @@
-"""What passes know of TensorFlow's ops: who passes a value on, who shares a buffer, who may reuse one, what holds no
-memory of its own."""
+"""What passes know of TensorFlow's ops: which pass a value on, which share a buffer, which may reuse one, and which
+own no memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from graph_passes.graph.ir import Graph, Node, TensorId
 class OpPattern(Enum):
     """How an op computes, for every pass that asks what an op is like (TVM's word, `OpPatternKind`).
 
-    The reductions are told apart by which dimensions they sum up, as FusionStitching does (arXiv 1911.11576): the
-    innermost ones, the outermost ones, or all; `REDUCTION` is any other choice. An op that holds several reductions (a
-    softmax, a batch norm) counts as what it reduces over.
+    The reductions differ in which dimensions they sum up, as in FusionStitching (arXiv 1911.11576): the innermost ones,
+    the outermost ones, or all; `REDUCTION` is any other choice. An op that holds several reductions (a softmax, a batch
+    norm) counts as what it reduces over.
     """
 
     CONSTANT = "constant"  # the same number everywhere, written into programs
@@ -27,8 +27,8 @@ class OpPattern(Enum):
     REDUCTION = "reduction"
     GATHER = "gather"
     UPDATE = "update"  # gives variables values: arithmetic in a kernel, then an `Assign`
-    VIEW = "view"  # the same numbers in another shape: a step of its own, or a member of a kernel
-    READ = "read"  # the value of a variable: a step of its own, or, after an update of it, a member of a kernel
+    VIEW = "view"  # the same numbers in another shape: a separate step, or a member of a kernel
+    READ = "read"  # the value of a variable: a separate step, or, after an update of it, a member of a kernel
     PRODUCT = "product"
     BATCHED_PRODUCT = "batched product"
     CALL = "call"  # no rule, but TensorFlow's own kernel can run it inside of a region on a CPU
@@ -77,7 +77,7 @@ _BINARY = (
 )
 # The output that is written into an input, where that is not the first: here the gradient, over the logits.
 REUSING_OUTPUT = {"SoftmaxCrossEntropyWithLogits": 1, "SparseSoftmaxCrossEntropyWithLogits": 1}
-# Ops whose kernels call `forward_input_or_allocate_output`: they write into an input nobody else still needs.
+# Ops whose kernels call `forward_input_or_allocate_output`: they write into an input that no other op still needs.
 IN_PLACE = frozenset((*_UNARY.split(), *_BINARY.split(), *REUSING_OUTPUT))
 
 # Ops whose outputs live outside the step: variables, constants, what the caller feeds.
@@ -102,7 +102,7 @@ EXTERNAL = frozenset(
 # Stateful ops that only read: they may move to where nothing writes between the old place and the new one.
 READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
 
-# Random ops that draw anew whenever they run.
+# Random ops that draw other numbers each time they run.
 DRAWS = frozenset({"RandomUniform", "RandomStandardNormal", "TruncatedNormal"})
 
 # Stateful, but of no effect on anything other than their own array.

@@ -43,9 +43,9 @@ def is_acyclic(graph: Graph) -> bool:
 def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = False) -> list[str]:
     """The order in which the program created its ops, made consistent with the graph's edges.
 
-    Programs create the forward pass before the backward pass, whoever writes the gradient, so this is the order that
-    they run in. A node that `creation_order` does not know (Grappler made it) goes right before its first reader, and
-    so does a view; a node that nobody reads goes right after what it reads.
+    Programs create the forward pass before the backward pass, however the gradient is written, so this is the order
+    that they run in. A node that `creation_order` does not know (Grappler made it) goes right before its first reader,
+    and so does a view; a node without readers goes right after what it reads.
 
     Where oneDNN will merge ops (`merging`), views stay where they were: which others it merges depends on the order.
     """

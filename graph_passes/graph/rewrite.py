@@ -8,8 +8,8 @@
       replaced: node names                   dead once all that is done
 
 Example, `y = relu(x)` for a reader `z`, replaced by one op of tfmem's: `nodes` holds the new op, which reads `x`,
-`rewired` leads from `y:0` to its output, `replaced` is `y`, and `successor` the new op, for whom everybody waits who
-waited for `y`.
+`rewired` leads from `y:0` to its output, `replaced` is `y`, and `successor` is the new op. Nodes that waited for `y`
+then wait for the successor.
 
 A rewrite is complete: every new node is in it, with the name that it will have. So it can be printed, compared and
 evaluated without a graph, and applying it takes no choice.
@@ -53,11 +53,11 @@ class Inserted(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the node."""
+        """The node's name."""
 
     @property
     def inputs(self) -> tuple[TensorId, ...]:
-        """As `NewNode` has them."""
+        """The tensors that it reads, as in `NewNode`."""
 
 
 class Names:
@@ -84,10 +84,10 @@ class Rewrite:
         name: what users know the rewritten part by.
         nodes: what is inserted, in topological order.
         rewired: (old tensor, new tensor), each old one once. New nodes of the same rewrite still read the old one.
-        inputs: (data input, new tensor), for a tensor that only some of its readers read anew.
+        inputs: (data input, new tensor), where only some readers of a tensor are given the new one.
         order: (node, the node that it waits for).
         replaced: nodes that nothing needs any more.
-        successor: the new node that those wait for who waited for a replaced one; "" where nothing is replaced.
+        successor: the new node that others wait for in place of a replaced one; "" where nothing is replaced.
         renamed: names of replaced nodes with one output that are fetched by name, and the tensor that takes the name.
     """
 
@@ -107,7 +107,7 @@ def apply_rewrites(rewrites: Sequence[Rewrite], graph: Graph, editor: Editor | N
     Args:
         rewrites: made of `graph`; a later one may name tensors that an earlier one rewired, and nodes that an earlier
             one replaced.
-        graph: tells who reads what. Edited itself, and freed of what is replaced, unless there is an editor.
+        graph: tells which node reads what. It is edited, and what is replaced removed, unless there is an editor.
         editor: edit this (a live `tf.Graph`) instead; replaced nodes stay in it, and nothing runs them.
     """
     copy = graph if editor is None else graph.copy()
@@ -118,8 +118,8 @@ def apply_rewrites(rewrites: Sequence[Rewrite], graph: Graph, editor: Editor | N
 
 
 class _Both:
-    """An editor of a copy, which tells what is true after each edit, and by the same edits of what gives new nodes
-    names of its own."""
+    """Edits a copy, which tells what is true after each edit, and with it what `editor` edits, which may rename new
+    nodes."""
 
     def __init__(self, graph: Graph, editor: Editor) -> None:
         self._graph = graph
@@ -172,7 +172,7 @@ class _Applier:
         self._names: dict[str, str] = {}  # as planned -> as inserted
         self._moved: dict[TensorId, TensorId] = {}  # old tensor -> what was put in its place
         self._became: dict[TensorId, list[TensorId]] = {}  # what was put there -> old tensors
-        self._succeeded: dict[str, str] = {}  # replaced node -> for whom those wait who waited for it
+        self._succeeded: dict[str, str] = {}  # replaced node -> its successor
         self._uses: dict[Use, list[Use]] = {}  # of a replaced node -> where new nodes read the same tensor
 
     def apply(self, rewrite: Rewrite) -> None:
@@ -226,7 +226,7 @@ class _Applier:
         return self._moved.get(tensor, tensor)
 
     def _move(self, moved: Mapping[TensorId, TensorId]) -> None:
-        """From now on these tensors are the others, and so is what was put in the place of others by these."""
+        """Replace these tensors by the others from now on, also where an earlier rewrite put them in."""
         earlier = {old: self._became.pop(old, []) for old in moved}
         for old, tensor in moved.items():
             for each in (old, *earlier[old]):
@@ -243,7 +243,7 @@ def applied(
     second, so halves are tried: one wrong rewrite of a hundred takes 15 checks.
 
     Args:
-        rewrites: made of `graph`, each with a name of its own.
+        rewrites: made of `graph`, each with a unique name.
         graph: not changed.
         check: raises if an edited graph is not sound.
     """

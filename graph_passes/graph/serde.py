@@ -1,4 +1,4 @@
-"""GraphDef <-> Graph: the one place of this package that speaks protocol buffers and TensorFlow."""
+"""GraphDef <-> Graph: the one module of this package that uses protocol buffers and TensorFlow."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def refuse_optimized(names_and_types: Iterable[tuple[str, str]]) -> None:
     for name, op in names_and_types:
         if op in MEMORY_OPS:
             raise AlreadyOptimizedError(
-                f"the graph holds tfmem's op '{name}' ({op}): it was optimised before; give the graph as it was before"
+                f"the graph holds tfmem's op '{name}' ({op}): it was optimised before; give the original graph"
             )
 
 
@@ -265,7 +265,7 @@ def _argument(name: str, outer: Any) -> Any:
 
 def flat_names(definition: Any, library: Mapping[str, Any]) -> dict[str, str] | None:
     """How a graph writes what a function's body reads: the tensor "split:output:1" is "split:1" there; None where that
-    cannot be told."""
+    is unknown."""
     flat = {argument.name: argument.name for argument in definition.signature.input_arg}
     for node_def in definition.node_def:
         outputs = output_names(node_def, library)
@@ -277,7 +277,7 @@ def flat_names(definition: Any, library: Mapping[str, Any]) -> dict[str, str] | 
 
 
 def output_names(node_def: Any, library: Mapping[str, Any]) -> list[str] | None:
-    """How a function's body writes the outputs of an op, in order: "product:0"; None where that cannot be told."""
+    """How a function's body writes the outputs of an op, in order: "product:0"; None where that is unknown."""
     called = library.get(node_def.op)
     definition = called.signature if called is not None else op_def_registry.get(node_def.op)
     if definition is None:

@@ -38,7 +38,7 @@ def axes(graph: Graph, node: Node) -> tuple[Axis, ...] | None:
     Example: `x[:, 3:]` gives `(Axis(None, None, 1, False, False), Axis(3, None, 1, False, False))`.
 
     Returns:
-        None if the axes cannot be told (an ellipsis; a step or a bound that is neither a constant nor a `Pack`).
+        None if the axes are unknown (an ellipsis; a step or a bound that is neither a constant nor a `Pack`).
     """
     begin, steps = _values(graph, node.inputs[1]), _values(graph, node.inputs[3])
     if begin is None or steps is None or _mask(node, "ellipsis"):

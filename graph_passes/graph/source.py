@@ -33,12 +33,14 @@ class Source(Readable, Protocol):
     """A `Readable` that can be edited."""
 
     def bodies(self) -> Mapping[str, Source]:
-        """The functions that the graph calls, bodies of `If` and `While` among them, and those that these call, as
-        graphs of their own, by who calls them ("decoder/while/body"). An edit of one is an edit of this."""
+        """The functions that the graph calls, bodies of `If` and `While` among them, and those that these call.
+
+        Each is a separate graph, by the path of its callers ("decoder/while/body"). An edit of one is an edit of this.
+        """
 
     @property
     def structure(self) -> Hashable:
-        """The same for bodies that differ in nothing but names; None for what is like no other."""
+        """A key that is equal for bodies which differ in nothing but names; None for what is like no other."""
 
     def follow(self, other: Source) -> Mapping[str, str]:
         """Be edited as `other`, a body of the same structure, was edited.
@@ -57,6 +59,6 @@ class Source(Readable, Protocol):
 
         Args:
             graph: one that `read` gave, or one that was made of it; not changed.
-            rewrites: made of `graph`, each with a name of its own.
+            rewrites: made of `graph`, each with a unique name.
             check: raises if an edited graph is not what the pass promised.
         """

@@ -52,7 +52,7 @@ class Writer:
     def once(
         self, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, AttrValue], label: str = "", outputs: int = 1
     ) -> TensorId:
-        """The same, but one node for all equal requests."""
+        """Output 0 of a new node, or of the one that an equal request made."""
         key = (op, tuple(inputs), tuple(sorted(attrs.items(), key=lambda item: item[0])))
         if key not in self._made:
             self._made[key] = self.emit(op, inputs, attrs, label, outputs)

@@ -57,7 +57,7 @@ def bounds(index: Index, sizes: Sizes) -> tuple[int, int] | None:
 
 
 def tidy(index: Index, sizes: Sizes) -> Index:
-    """The same positions in one form: terms that are always 0 left out, parts of one axis put together, in order."""
+    """A normal form of an index: terms that are always 0 left out, parts of one axis put together, in order."""
     terms = [_plainest(term, sizes) for term in index.terms]
     merged = True
     while merged:

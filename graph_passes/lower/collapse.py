@@ -15,7 +15,7 @@ from graph_passes.lower.draft import Draft, times
 
 
 def collapsed(draft: Draft) -> Draft:
-    """The same numbers, in as few dimensions as can be."""
+    """An equal draft in as few dimensions as can be."""
     return collapse(_without_ones(draft), _joined)
 
 

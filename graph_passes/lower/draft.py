@@ -49,7 +49,7 @@ class Draft:
     origins: tuple[int, ...]
 
     def shape_of(self, output: Output) -> Shape:
-        """Of what is written."""
+        """The shape of an output."""
         return tuple(self.axes[axis] for axis in output.axes)
 
 

@@ -29,13 +29,13 @@ def _table(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 def _squared_difference(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """In two ops, since half types are rounded after each."""
+    """Writes two ops, since half types are rounded after each."""
     x, y = yield from elements(w, node, at, node.inputs)
     return w.apply("square", w.apply("subtract", x, y))
 
 
 def _softsign(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """In three ops, since half types are rounded after each."""
+    """Writes three ops, since half types are rounded after each."""
     x = yield node.inputs[0], at
     return w.apply("divide", x, w.apply("add", w.apply("absolute", x), w.like(x, 1)))
 
@@ -54,7 +54,7 @@ def _unary(w: Writer, op: str, x: int) -> int:
 
 
 def _extreme(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """Of 0 and -0 TensorFlow's kernel of half types gives the first, and the table's op the second."""
+    """TensorFlow's kernel of half types gives the first of 0 and -0, and the table's op the second."""
     x, y = yield from elements(w, node, at, node.inputs)
     return w.apply(_SAME[node.op], *((y, x) if w.dtype(x) in HALVES else (x, y)))
 
@@ -97,7 +97,7 @@ def _select_v2(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 def _add_n(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """In TensorFlow's order (aggregate_ops.h): up to nine terms, then sums of eight at a time."""
+    """Adds in TensorFlow's order (aggregate_ops.h): up to nine terms, then sums of eight at a time."""
     terms = yield from elements(w, node, at, node.inputs)
     first = len(terms) % 8 + (8 if len(terms) % 8 < 2 else 0)
     total = _sum(w, terms[:first])
@@ -153,7 +153,7 @@ def _logical_xor(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 def _floor_division(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """Of integers by a constant, exact in float64; of floating point numbers the quotient, rounded down."""
+    """Divide integers by a constant, exactly in float64; for floating point numbers round the quotient down."""
     divisor = number_of(w.graph, node.inputs[1])
     if w.shapes.dtype(node.inputs[0]) != "int32" or divisor is None:
         x, y = yield from elements(w, node, at, node.inputs)

@@ -53,7 +53,7 @@ def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
 
 
 def drafted(w: Writer, results: Sequence[tuple[int, Access]]) -> tuple[Draft, tuple[int, ...]]:
-    """The program as it was written, less what no output needs; and which of the tensors it still reads.
+    """The program before it is made shorter, less what no output needs; and which of the tensors it still reads.
 
     Raises:
         ProgramError: the size of an axis is not that of a tensor which is read along all of it, as far as is known.
@@ -78,7 +78,7 @@ def _require_sizes(draft: Draft) -> None:
     for node in draft.nodes:
         for index, size in zip(node.index, draft.shapes[node.tensor], strict=True) if isinstance(node, Input) else ():
             if index.axis is not None and size != draft.axes[index.axis] < 0:
-                raise ProgramError("takes a part of a tensor, and nothing tells how large that is")
+                raise ProgramError("takes a part of a tensor, whose size is unknown statically")
 
 
 def _is_viewable(given: Draft, draft: Draft) -> bool:
@@ -100,5 +100,5 @@ def _is_repeated(w: Writer, draft: Draft, value: Value) -> bool:
 
 
 def _dimensions(w: Writer, at: Access) -> tuple[int, ...]:
-    """The axes of an output; a dimension of size 1 has one of its own."""
+    """The axes of an output; a dimension of size 1 has a new one."""
     return tuple(index.terms[0].axis if index.terms else w.axis(1) for index in at)

@@ -13,7 +13,7 @@ from graph_passes.lower.access import Access
 from graph_passes.lower.rule import Rule, elements
 from graph_passes.lower.writer import Steps, Writer
 
-# Of a gradient and what the op made, or of a gradient and what the op read, in the order of the inputs.
+# Arguments: a gradient and what the op made, or a gradient and what the op read, in the order of the inputs.
 _Formula: TypeAlias = Callable[[Writer, Node, int, int], int]
 
 

@@ -61,7 +61,7 @@ def lower_kernel(
 
     Raises:
         LoweringError: the members are no program, say because a reshape between them has no index that the language
-            could write, or because nothing tells whether two sizes that are not known are equal.
+            could write, or because it is unknown statically whether two sizes are equal.
     """
     inside, w = _begun(graph, members, shapes)
     wanted: list[Value] = [*outputs, *inside.updated()]
@@ -82,7 +82,7 @@ def lower_kernel(
 def require_kernel(
     graph: Graph, members: Sequence[str], outputs: Sequence[TensorId], shapes: Shapes | None = None
 ) -> None:
-    """Raises as `lower_kernel` does, but a program that holds as it was written is not made shorter first."""
+    """Raises as `lower_kernel` does, but does not shorten a program that is valid without that."""
     inside, w = _begun(graph, members, shapes)
     try:
         program_of(drafted(w, _written(w, inside, outputs, [*outputs, *inside.updated()]))[0])
@@ -164,7 +164,7 @@ class _Members:
         return passed(self._graph, self._graph[name].inputs[index])
 
     def _held(self, w: Writer, value: Held, at: Access) -> Steps:
-        """What the last member before has given the variable; else what it holds, by whoever touches it first."""
+        """What the last member before has given the variable; else the value that its first user finds."""
         touched = self._touched[self._variable(value.node, value.index)]
         before = [each for each in touched if each.updated and self.place[each.node] < self.place[value.node]]
         if before:

@@ -134,7 +134,7 @@ def _unpack_refusal(graph: Graph, node: Node) -> Refusal | None:
 
 
 def _ensure_refusal(graph: Graph, node: Node) -> Refusal | None:
-    """A kernel asks nobody for a shape, so only TensorFlow's own refuses one."""
+    """Generated kernels check no shape at run time, so an op that may refuse one stays TensorFlow's."""
     return Reason.CHECKED_SHAPE() if checks_shape(graph, node) else None
 
 

@@ -22,7 +22,7 @@ from graph_passes.refusals import Reason, Refusal
 # Numbers that all results together look at: what a GPU does in about as long as the three kernels take in whose place
 # this is (zeros, atomic additions, and what reads the sum).
 MOST_LOOKED_AT = 1 << 24
-MOST_AGAIN = 4  # ops on what is added up, which each segment computes anew: an estimate
+MOST_AGAIN = 4  # ops on what is added up, which each segment recomputes: an estimate
 
 
 def _sum(w: Writer, node: Node, output: int, at: Access) -> Steps:

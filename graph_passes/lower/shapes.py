@@ -1,4 +1,4 @@
-"""Sizes of tensors, and which of those that nobody knows are equal all the same."""
+"""Sizes of tensors, and which of the unknown ones are equal all the same."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Shapes:
 def _layout(
     graph: Graph, node: Node, first: Shape, second: Shape | None, constants: Sequence[list[int] | None]
 ) -> Sequence[int | None] | None:
-    """Of an op that moves elements, or reduces over some dimensions."""
+    """The shape that an op gives which moves elements, or reduces over some dimensions."""
     argument = constants[1] if len(constants) > 1 else None
     if node.op in ("Sum", "Mean", "Max", "Min", "Prod", "Any", "All") and argument is not None:
         over = {place % len(first) for place in argument} if first else set()

@@ -11,8 +11,8 @@ from graph_passes.lower.values import integers
 
 @dataclass(frozen=True)
 class Taken:
-    """Of one dimension of the operand: positions `begin`, `begin + step`, ..., along dimension `output` of the result;
-    None: the dimension goes."""
+    """What a slice takes of one dimension: positions `begin`, `begin + step`, ..., along dimension `output` of the
+    result; None: the result does not have the dimension."""
 
     begin: int
     step: int
@@ -20,7 +20,7 @@ class Taken:
 
 
 def taken(graph: Graph, node: Node, bounds: Sequence[TensorId], shape: Sequence[int]) -> list[Taken] | None:
-    """What is taken of each dimension of `shape`, of which negative sizes are not known; None if it cannot be told."""
+    """What is taken of each dimension of `shape`, of which negative sizes are not known; None if that is unknown."""
     begins, _, steps = (integers(graph, tensor) for tensor in bounds)
     if begins is None or steps is None:
         return None

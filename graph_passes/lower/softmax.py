@@ -62,7 +62,7 @@ def _cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 
 def _sparse_cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """As above, for labels that are classes; a label that is no class gives NaN, as it does on a GPU."""
+    """The loss or its gradient, for labels that are classes; a label that is no class gives NaN, as on a GPU."""
     features, labels = node.inputs
     classes = w.shapes[features][-1]
     if output == 0:

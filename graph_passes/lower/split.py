@@ -1,4 +1,4 @@
-"""The same program over more axes: an axis of which quotients and remainders are read becomes two.
+"""Splits an axis of which quotients and remainders are read into two.
 
 A reshape of `[4, 16, 32]` to `[64, 32]` is read at `a0/16 a0%16 a1`. If the kernel computes in the first shape, too,
 that is everything computed twice; with axes of 4 and 16 positions in place of the one of 64 it is the same. What lies
@@ -74,7 +74,7 @@ def _terms(nodes: Sequence[Node]) -> Iterator[AxisTerm]:
 
 
 def _in_two(draft: Draft, axis: int, by: int) -> Draft | None:
-    """With the quotient by a number as `axis`, and the remainder as a new axis; None if it is no such thing."""
+    """The draft with the quotient by a number as `axis`, and the remainder as a new axis; None if that cannot be."""
     size, inner = draft.axes[axis], len(draft.axes)
     if size > 0 and size % by:
         return None
@@ -162,7 +162,7 @@ def _rewritten(
 
 
 def _with_given_size(draft: Draft, axis: int) -> Draft | None:
-    """With the size, which is not known, of a dimension that lies along the axis; None if there is none."""
+    """The draft with the unknown size of a dimension that lies along the axis; None if there is none."""
     for node in draft.nodes:
         if isinstance(node, Input):
             for index, size in zip(node.index, draft.shapes[node.tensor], strict=True):

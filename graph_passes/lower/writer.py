@@ -7,7 +7,7 @@ sent the number of the node that computes it. So the element `[i, j]` of a sum o
     y = yield b, (j,)
     return w.apply("add", x, y)
 
-and the depth of a graph is no depth of Python's stack. The same element is computed once, whoever demands it.
+and the depth of a graph is no depth of Python's stack. An element is computed once, whatever demands it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Writer:
         return tuple(FIRST if size == 1 else along(self.axis(size)) for size in shape)
 
     def over(self, value: Value, dimensions: Sequence[int], at: Access) -> tuple[Access, tuple[int, ...]]:
-        """Where to read a value in order to reduce it: `at`, but along axes of their own in `dimensions`.
+        """Where to read a value in order to reduce it: `at`, but along axes that are not in `at` in `dimensions`.
 
         An axis is used again along which the value was read before, so that it is one value that is reduced and used
         elsewhere.
@@ -148,11 +148,11 @@ class Writer:
         return own.union(*(self._types[place][1] for place in index.nodes)) if index.nodes else own
 
     def dtype(self, place: int) -> str:
-        """Of a node."""
+        """The dtype of a node."""
         return self._types[place][0]
 
     def axes(self, place: int) -> frozenset[int]:
-        """Along which a node varies."""
+        """The axes along which a node varies."""
         return self._types[place][1]
 
     def read(self, value: Value, at: Access) -> int:

@@ -78,7 +78,7 @@ def test_sizes_that_may_be_broadcast() -> None:
 
 def test_a_part_whose_size_nobody_knows() -> None:
     """The last one's size would be taken for that of what it is a part of."""
-    with pytest.raises(LoweringError, match="takes a part of a tensor, and nothing tells how large that is"):
+    with pytest.raises(LoweringError, match="takes a part of a tensor, whose size is unknown statically"):
         Lowered(lambda x: x[:-1] * 2.0, values(4), shapes=[(None,)])
 
 

@@ -117,7 +117,7 @@ def test_a_gradient_of_the_users_own_stays(weights: tuple[tf.Variable, tf.Variab
     step = differentiated(hand_written(lambda x, h: clipped(tf.tanh(x @ kernel + h @ recurrent))), weights)
     _, report = results(step, tf.constant(numbers(4, STEPS, INPUTS)))
     assert not report.replaced
-    assert "has a gradient of its own" in report.not_replaced[0]
+    assert "has a custom gradient" in report.not_replaced[0]
 
 
 def test_a_stopped_gradient_stays(weights: tuple[tf.Variable, tf.Variable]) -> None:

@@ -124,7 +124,7 @@ def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table, ti
 
 
 def _runners(kind: KindCode, section: int, segment: Segment, plan: Plan) -> tuple[int, int, int]:
-    """Who runs a segment, and about how many cycles a node takes them."""
+    """Which processors run a segment, and about how many cycles they take for a node."""
     if segment.call is None:
         items = kind.sections[section].items
         return 0, 0, 100 + sum(items[place].width for place in segment.rows) // 16

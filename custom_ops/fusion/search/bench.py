@@ -164,7 +164,7 @@ class FusionBench:
         return self._device.turn()
 
     def kind(self, configuration: Configuration) -> Hashable:
-        """Who owns rows, and in how many phases; without the numbers."""
+        """The owners of rows, and how many phases; without the numbers."""
         plan = make(self._pattern, configuration, self._wide).plan
         return plan.phases, tuple((piece.phase, piece.rows, piece.owner.kind) for piece in plan.pieces)
 

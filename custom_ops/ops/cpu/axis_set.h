@@ -8,7 +8,7 @@ namespace tfmem {
 
 inline constexpr int kMostAxes = 64;  // MOST_AXES of custom_ops/expr/program.py
 
-// Axes are 0 to kMostAxes - 1, which those who read and size programs make sure of. Adding another
+// Axes are 0 to kMostAxes - 1, which the code that reads and sizes programs ensures. Adding another
 // one throws std::out_of_range: it never becomes an axis that is there.
 class AxisSet {
  public:

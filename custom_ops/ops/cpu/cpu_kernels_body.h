@@ -3,9 +3,9 @@
 //   TFMEM_VECTOR_BYTES  16, 32 or 64
 //   TFMEM_ROWS          rows of a register block: 4 * TFMEM_ROWS accumulators fit the registers
 // and includes <cmath>, <immintrin.h> (on x86), <cstring>, <type_traits> and cpu_kernels.h: nothing
-// of the standard library may be compiled under the pragmas, or the linker may hand AVX code to
-// everybody. AVX512's functions are called in the form with a mask, and one of all lanes: g++ 12
-// warns of the others that they read what is undefined. The instructions are the same.
+// of the standard library may be compiled under the pragmas, or the linker may give AVX code to all
+// callers. AVX512's functions are called in the form with a mask, and one of all lanes: g++ 12
+// warns that the others read undefined values. The instructions are the same.
 
 #define TFMEM_INLINE inline __attribute__((always_inline))
 // Vectors of integers wrap; the sanitizer takes them for C++'s int, which must not.
@@ -20,7 +20,7 @@ struct LanesOf {
 template <typename Number, int lanes>
 using Lanes = typename LanesOf<Number, lanes>::Type;
 
-// Of a whole vector.
+// How many numbers a whole vector has.
 template <typename Number>
 constexpr int kLanes = TFMEM_VECTOR_BYTES / sizeof(Number);
 template <typename Number>
@@ -183,8 +183,8 @@ void Adam(Real* w, Real* m, Real* v, const Real* g, int64_t count, const Real* r
 
 // ---- copies ----
 
-// Of a square of vectors the squares of half its size beside the diagonal are exchanged, then in
-// each quarter those of a quarter, and so on.
+// Transposes a square of vectors: exchanges the off-diagonal parts of the small squares, of size
+// 2 * step, then those of squares of twice that size, and so on.
 template <typename Real, int step>
 TFMEM_INLINE void ExchangeSquares(Vector<Real>* vectors) {
   constexpr int lanes = kLanes<Real>;
@@ -237,7 +237,7 @@ void Transpose(const Real* source, int64_t source_stride, int64_t rows, int64_t 
   }
 }
 
-// The four conversions, a vector at a time; the rest of a row goes through a vector of its own.
+// The four conversions, a vector at a time; the rest of a row goes through one more vector.
 TFMEM_INLINE Floats HalfToFloat(Ints half) {
   const Ints sign = (half & 0x8000) << 16;
   const Ints shifted = (half & 0x7FFF) << 13;

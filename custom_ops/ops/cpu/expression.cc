@@ -12,7 +12,7 @@ namespace {
 using Kind = ExpressionNode::Kind;
 
 constexpr absl::string_view kProgramFormat = "program 1";
-// Of numbers in an index: so that no sum or product of a few of them and a position wraps.
+// Bounds of numbers in an index: no sum or product of a few of them and a position wraps.
 constexpr int64_t kMostFactor = int64_t{1} << 40;
 constexpr int64_t kMostBound = int64_t{1} << 56;
 constexpr size_t kMostTerms = 64;

@@ -37,8 +37,8 @@ struct ExpressionTiles {
   std::vector<TilePort> loads;
   std::vector<TilePort> stores;
   std::vector<TileBuffer> buffers;
-  // Of each reduction over tiles: the buffer of its results, how many numbers each is of, and
-  // whether it reduces all rows or keeps the first axes of the rows.
+  // A reduction over tiles: the buffer of its results, how many numbers each is of, and whether it
+  // reduces all rows or keeps the first axes of the rows.
   struct Totals {
     int buffer = 0;
     int64_t count = 1;

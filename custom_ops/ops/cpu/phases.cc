@@ -22,7 +22,7 @@ void Pause() {
 #endif
 }
 
-// A cache line of its own: each is written by one thread and watched by others.
+// A counter on a separate cache line: one thread writes it, and others poll it.
 struct alignas(64) Counter {
   std::atomic<int64_t> value{0};
 };
@@ -69,8 +69,8 @@ class Phases : public std::enable_shared_from_this<Phases> {
     return claimed.compare_exchange_strong(phase, phase + 1, std::memory_order_acq_rel);
   }
 
-  // Waits for the shares of `phase`, all of which somebody has begun. False: the thread shall
-  // leave, and has been invited anew.
+  // Waits for the shares of `phase`, all of which threads have begun. False: the thread has to
+  // leave, and has been scheduled again.
   bool Await(int64_t phase, int thread) {
     const int64_t target = (phase + 1) * shares_;
     for (int64_t turn = 0; finished_.value.load(std::memory_order_acquire) < target; ++turn) {
@@ -90,8 +90,8 @@ class Phases : public std::enable_shared_from_this<Phases> {
   const int shares_;
   const int threads_;
   const Schedule schedule_;
-  const ThreadWork* const work_;  // the caller's: only who has claimed a share may use it
-  std::vector<Counter> claimed_;  // for each share the phases that somebody has begun
+  const ThreadWork* const work_;  // the caller's: only a thread that claimed a share may use it
+  std::vector<Counter> claimed_;  // for each share the phases that some thread has begun
   Counter finished_;              // shares, over all phases
 };
 

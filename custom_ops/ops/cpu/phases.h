@@ -11,14 +11,14 @@ namespace tfmem {
 using Schedule = std::function<void(std::function<void()>)>;
 // Does one share of one phase.
 using Work = std::function<void(int64_t phase, int share)>;
-// The same; no two calls at a time have the same thread, of 0 to `threads` - 1.
+// Work that is told its thread, of 0 to `threads` - 1; no two calls at a time have the same one.
 using ThreadWork = std::function<void(int64_t phase, int share, int thread)>;
 
 // Runs phases * shares calls of `work` on the calling thread and on up to `threads` - 1 of a pool.
 //
-// A share mostly stays with one thread, and so with one core's cache. But who is there does it: the
-// calling thread finishes alone if the pool has no thread to give, and a pool's thread that would
-// wait long goes back to its pool's queue. Nobody waits for a thread that has not begun.
+// A share mostly stays with one thread, and so with one core's cache. But any idle thread may take
+// it: the calling thread finishes alone if the pool has no thread to give. A pool's thread that
+// would wait long goes back to its pool's queue. No thread waits for one that has not begun.
 void RunPhases(int64_t phases, int shares, int threads, const Schedule& schedule, const Work& work);
 void RunPhases(int64_t phases, int shares, int threads, const Schedule& schedule,
                const ThreadWork& work);

@@ -53,7 +53,7 @@ Product<Real>::Product(ProductSizes sizes, std::optional<Elementwise> activation
   const Layout b = sizes_.b_transposed ? Layout{1, sizes_.depth} : Layout{sizes_.columns, 1};
   operand_ = swapped_ ? Layout{b.column, b.row} : a;
   weights_ = swapped_ ? Layout{a.column, a.row} : b;
-  // Of one column, or one row, both layouts say the same.
+  // For one column, or one row, both layouts are equal.
   const bool transposed = weights_.column != 1 || columns_ == 1;
   const bool as_is = operand_.column == 1;  // a row's numbers lie side by side
   dots_ = transposed && rows_ <= kDotRows && (as_is || sizes_.depth <= kCached);

@@ -79,8 +79,8 @@ class Product {
   const ProductSizes sizes_;
   const std::optional<Elementwise> activation_;
   const CpuKernels<Real>& kernels_;
-  // With few columns and many rows it is the transposed product that is computed: then these are
-  // rows and columns of that, its operand is b, and its weights are a.
+  // Few columns and many rows: the transposed product is computed. Then these are its rows and
+  // columns, its operand is b, and its weights are a.
   const bool swapped_;
   const int64_t rows_;
   const int64_t columns_;

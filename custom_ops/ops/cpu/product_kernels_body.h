@@ -75,7 +75,7 @@ TFMEM_INLINE Real SumOfLanes(Lanes<Real, lanes> vector) {
   }
 }
 
-// The same of each of four vectors, added in the same order.
+// The sums of the lanes of each of four vectors, added in the same order.
 template <typename Real, int lanes>
 TFMEM_INLINE void SumsOfLanes(const Lanes<Real, lanes>* vectors, Real* sums) {
   if constexpr (lanes > 4) {

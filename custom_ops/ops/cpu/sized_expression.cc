@@ -32,8 +32,7 @@ absl::Status CheckSizes(const Expression& expression, const std::vector<int64_t>
       return WrongSize("axis ", i, " has ", size, " positions; found ", axes[i]);
     }
   }
-  // Of all axes together there may be more positions than there are numbers: nothing need vary
-  // along all.
+  // All axes together may have more positions than there are numbers: nothing need vary along all.
   for (int64_t size : axes) {
     if (CountNumbers({size}) < 0)
       return WrongSize("an axis has a negative size, or too many positions");

@@ -62,8 +62,8 @@ struct SizedExpression {
   std::vector<SizedNode> nodes;  // those that outputs depend on
   std::vector<SizedOutput> outputs;
 
-  // Of each axis the axis of the program that it is a part of, and how many positions of that one
-  // step of it is.
+  // For each axis: the axis of the program that it is a part of, and by how many positions of that
+  // one its step moves.
   std::vector<int> origin;
   std::vector<int64_t> step;
 

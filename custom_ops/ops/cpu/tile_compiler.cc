@@ -61,7 +61,7 @@ Exchange FindExchanges(const TileExpression& expression, const std::vector<bool>
   return exchange;
 }
 
-// Emits one stage's code with a value of its own for each target; locations are given after.
+// Emits one stage's code with a new value for each target; locations are given after.
 class StageCompiler {
  public:
   StageCompiler(const TileExpression& expression, const std::vector<bool>& live, int number,

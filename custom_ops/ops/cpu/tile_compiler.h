@@ -64,7 +64,7 @@ struct TileExpression {
   std::vector<TileStore> stores;      // in this order where they are of one node
   std::vector<TileType> store_types;  // of the ports that are written
   std::vector<int> domains;           // of each stage
-  // Of reductions whose results come back through ports; there are no kReduceTiles beside them.
+  // Reductions whose results come back through ports; there are no kReduceTiles beside them.
   std::vector<TileReduction> reductions;
   std::vector<TileSink> parts;
   std::vector<TileSink> checks;  // before any other node reads the value

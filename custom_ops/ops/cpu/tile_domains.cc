@@ -79,7 +79,7 @@ class Choice {
   void AddRead(int number) {
     const SizedNode& node = expression_.nodes[number];
     if (node.kind == Kind::kInput && node.varies != axes_) return AddInput(node);
-    // Of what is computed the numbers lie in the order of the axes.
+    // Computed numbers lie in the order of the axes.
     if (node.kind != Kind::kInput && !node.varies.empty()) parts_.push_back(node.varies);
   }
 

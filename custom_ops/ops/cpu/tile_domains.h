@@ -30,8 +30,8 @@ struct ReductionPlace {
 
 // Columns are the axes along which most of the tensors of a domain lie as they are in memory. A
 // reduction over exactly these is within tiles, if a row is not too long. Each other one is over
-// tiles, each of which gives its part; two that keep different axes of the rows are in domains of
-// their own, which differ in the order of rows.
+// tiles, each of which gives its part; two that keep different axes of the rows are in separate
+// domains, which differ in the order of rows.
 class TileDomains {
  public:
   explicit TileDomains(const SizedExpression& expression);
@@ -39,9 +39,9 @@ class TileDomains {
   const TileDomain& operator[](int domain) const { return domains_[domain]; }
   int size() const { return domains_.size(); }
 
-  // Of values that vary along these axes.
+  // The domain of values that vary along these axes.
   int Of(AxisSet axes);
-  // Of a node that reduces.
+  // Where a node that reduces does so.
   const ReductionPlace& Reduction(int node) const { return reductions_.at(node); }
 
  private:

@@ -19,7 +19,7 @@
 //   bool Check(const TileInstruction&, const void* indices)
 //                                             false: this tile is not worked on any further
 //
-// Of tensors, a value that is one number in all of a tile is a splat: 64 numbers stand for it.
+// A tensor's value that is one number in all of a tile is a splat: 64 numbers stand for it.
 #ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_INTERPRETER_H_
 #define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_INTERPRETER_H_
 
@@ -113,7 +113,7 @@ class TileInterpreter {
 
   Value& Of(bool scalar, int location) { return (scalar ? scalars_ : wide_)[location]; }
 
-  // Of an instruction's target; none for a view.
+  // The memory of an instruction's target; none for a view.
   void* Memory(const TileInstruction& instruction) {
     if (!instruction.type.scalar && instruction.target >= wide_tiles_) return nullptr;
     return environment_.Tile(instruction.type, instruction.target);

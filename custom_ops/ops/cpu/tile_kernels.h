@@ -30,7 +30,7 @@ struct TileKernels {
   void (*cast)(DType from, DType to, const void* source, void* target, int64_t count) = nullptr;
 
   // target[row] = reduction of values[row, 0..columns); each row's depends on nothing else. A mean
-  // is a sum here: whoever knows how many numbers there are divides.
+  // is a sum here: the caller, which knows how many numbers there are, divides.
   void (*reduce_columns)(Reduction reduction, DType type, const void* values, int64_t rows,
                          int64_t columns, void* target) = nullptr;
 

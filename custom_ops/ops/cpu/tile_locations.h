@@ -11,15 +11,15 @@
 
 namespace tfmem {
 
-// Of one stage, which numbers its values from 0 on.
+// A value of one stage, which numbers its values from 0 on.
 struct TileValue {
   TileType type;
   int constant = -1;  // the node of a constant
   bool view = false;
-  bool own = false;  // a location of its own
+  bool own = false;  // whether no other value shares its location
 };
 
-// Of a constant, by its node and whether it is a scalar: its number among the program's.
+// The number of a constant among the program's, by its node and whether it is a scalar.
 using ConstantNumbers = std::map<std::pair<int, bool>, int>;
 
 // The constants that stages read, each with a location.

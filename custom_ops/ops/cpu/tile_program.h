@@ -68,11 +68,11 @@ struct TileType {
   }
 };
 
-// One instruction. Wide values and scalar ones have locations of their own.
+// One instruction. Wide values and scalar ones have separate locations.
 struct TileInstruction {
   enum class Kind : int {
     kLoad,         // target <- port `index` of what is read
-    kLoadView,     // the same, where it lies: the location has no memory of its own
+    kLoadView,     // the same, where it lies: the location owns no memory
     kLoadKept,     // target <- value `index`, kept by an earlier stage
     kLoadReduced,  // target <- reduction `index` of what all tiles of an earlier stage gave it
     kBroadcast,    // target <- the scalar in arguments[0], in each column
@@ -108,17 +108,17 @@ struct TileStage {
   std::vector<TileInstruction> code;
 };
 
-// Of a constant: an integer or a truth value, which is exact, or a real number.
+// The value of a constant: an integer or a truth value, which is exact, or a real number.
 using ConstantValue = std::variant<double, int64_t>;
 
-// A constant has a location of its own, filled before the first tile.
+// A constant has a separate location, filled before the first tile.
 struct TileConstant {
   ConstantValue value;
   TileType type;
   int location = 0;
 };
 
-// Of the parts that tiles give.
+// A reduction of the parts that tiles give.
 struct TileReduction {
   Reduction reduction = Reduction::kSum;
   TileType type;      // of what is reduced

@@ -3,7 +3,7 @@
 
 using Longs = Vector<uint64_t>;
 
-// Of the lower halves of 64 bits.
+// The products of the lower halves of 64 bits.
 TFMEM_INLINE Longs Product(Longs a, Longs b) {
 #if defined(__x86_64__) && TFMEM_VECTOR_BYTES == 64
   return (Longs)_mm512_maskz_mul_epu32(0xFF, (__m512i)a, (__m512i)b);

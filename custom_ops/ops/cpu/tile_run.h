@@ -27,7 +27,7 @@ struct IndexFailure;
 struct TilePlan;
 
 // Where tiles run beside the thread that calls. That thread does its share, and all shares if the
-// pool has no thread to give: it never waits for what nobody has begun (phases.h).
+// pool has no thread to give: it never waits for a share that no thread has begun (phases.h).
 struct TileThreads {
   int count = 1;      // the calling thread among them
   Schedule schedule;  // enqueues a closure on a pool; unused if the count is 1
@@ -46,7 +46,7 @@ class PreparedExpression {
   ~PreparedExpression();
 
   const std::vector<Shape>& output_shapes() const { return output_shapes_; }
-  // Of each input and of each output.
+  // Bytes of each input and of each output.
   const std::vector<int64_t>& input_bytes() const { return input_bytes_; }
   const std::vector<int64_t>& output_bytes() const { return output_bytes_; }
 

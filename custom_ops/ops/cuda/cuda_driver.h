@@ -164,7 +164,7 @@ absl::Status Check(Result result, const char* call);
 #define TFMEM_CUDA_RETURN_IF_ERROR(driver, function, ...) \
   TFMEM_RETURN_IF_ERROR(::tfmem::cuda::Check((driver).function(__VA_ARGS__), #function))
 
-// Makes a context current for a scope. Destructors and foreign threads have none of their own.
+// Makes a context current for a scope. Destructors and foreign threads have no current context.
 class ScopedContext {
  public:
   ScopedContext(const Driver& driver, Context context)

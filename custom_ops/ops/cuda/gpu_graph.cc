@@ -128,7 +128,7 @@ absl::Status GpuGraph::Capture(const GraphStep& step, const GraphWords& words,
   const absl::Status ended =
       cuda::Check(driver.cuStreamEndCapture(stream, graph), "cuStreamEndCapture");
   if (!ended.ok()) {
-    // Who knows what state the stream is in.
+    // The stream's state is unknown after a failed capture.
     cuda::ReportLostError(cuda::Check(driver.cuStreamDestroy_v2(stream), "cuStreamDestroy"));
     stream = nullptr;
     return status.ok() ? ended : status;

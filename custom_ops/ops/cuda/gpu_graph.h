@@ -40,9 +40,9 @@ class GpuGraph {
   GpuGraph(const GpuGraph&) = delete;
   GpuGraph& operator=(const GpuGraph&) = delete;
 
-  // Enqueues all steps on `stream`; `words` are those of each step. What cannot be set in a graph
-  // is made anew with it. After a failure nothing was enqueued, and the next launch makes the graph
-  // anew. ResourceExhausted when out of memory.
+  // Enqueues all steps on `stream`; `words` are those of each step. Where a graph cannot be updated
+  // to them, it is made again. After a failure nothing was enqueued, and the next launch makes the
+  // graph again. ResourceExhausted when out of memory.
   absl::Status Launch(cuda::Stream stream, absl::Span<const GraphWords> words);
 
  private:

@@ -52,7 +52,7 @@ class GpuKernel {
   // Enqueues the kernel; `parameter` is the struct that it takes.
   absl::Status Launch(cuda::Stream stream, Grid grid, const void* parameter) const;
 
-  // The same launch as a node of a graph; `parameters`, which holds the struct's address, has to
+  // This launch as a node of a graph; `parameters`, which holds the struct's address, has to
   // stay until the node is made. The context has to be current.
   cuda::KernelNodeParameters Node(Grid grid, void** parameters) const;
   absl::Status AddTo(cuda::Graph graph, const cuda::GraphNode* before, size_t count, Grid grid,

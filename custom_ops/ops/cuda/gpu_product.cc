@@ -23,9 +23,9 @@ namespace {
 
 constexpr uint64_t kMostWorkspace = 32 << 20;  // as TensorFlow lets it have, on Hopper
 
-// Of a trial. Of so many algorithms that cuBLASLt expects to be fast, and so many that write the
-// result at once; over so many bytes of operands at most, which no cache of today's GPUs holds, so
-// that a product finds its operands as far away as in a step.
+// Limits of a trial. It times so many algorithms that cuBLASLt expects to be fast, and so many that
+// write the result at once. Its operands take so many bytes at most, which no cache of today's GPUs
+// holds; so a product reads its operands from global memory, as in a step.
 constexpr int kMostAlgorithms = 8, kMostWhole = 4;
 constexpr int64_t kTrialBytes = 64 << 20, kMostTrialBytes = 256 << 20;
 constexpr float kTrialMilliseconds = 0.2;
@@ -156,7 +156,7 @@ absl::Status GpuProduct::NewLayout(cublas::Layout* layout, int64_t rows, int64_t
   return absl::OkStatus();
 }
 
-// Of all matrices that a call is given.
+// The alignment that all matrices of a call have.
 uint32_t GpuProduct::Alignment() const {
   if (launches_ == 1) return kAlignment;
   const int64_t sizes = form_.rows * form_.depth | form_.depth * form_.columns |
@@ -210,7 +210,7 @@ absl::Status GpuProduct::ChooseAlgorithm(cublas::Handle handle, const GpuTrial* 
   const auto [known, is_new] =
       all.algorithms.try_emplace({link_->context(), KeyOf(form_)}, heuristic_);
   if (is_new) {
-    // Those that add up parts of the result by a kernel of their own come after those that do not.
+    // Algorithms that add up parts of the result in a second kernel come after those that do not.
     std::vector<cublas::Heuristic> order;
     if (auto whole = Algorithms(handle, kMostWhole, cublas::kNoReduction); whole.ok()) {
       order = *std::move(whole);

@@ -14,7 +14,7 @@ namespace tfmem {
 // Where something may be timed.
 struct GpuTrial {
   cuda::Stream stream;
-  // The address of so many bytes that nobody uses before what is enqueued on the stream from now
+  // The address of so many bytes that nothing uses before the work enqueued on the stream from now
   // on; 0: there is no such memory. It stays as long as the trial.
   std::function<uint64_t(int64_t bytes)> allocate;
 };

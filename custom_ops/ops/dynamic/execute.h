@@ -42,7 +42,7 @@ absl::Status ReadLossGradients(tensorflow::OpKernelContext* ctx, DynamicCall* ca
 absl::Status RunBatch(tensorflow::OpKernelContext* ctx, const DynamicCall& call, bool forward,
                       bool backward);
 
-// Of TfmemDynamic's outputs and TfmemDynamicStep's.
+// Shapes of TfmemDynamic's outputs and TfmemDynamicStep's.
 absl::Status DynamicShape(tensorflow::shape_inference::InferenceContext* c);
 absl::Status DynamicStepShape(tensorflow::shape_inference::InferenceContext* c);
 

@@ -1,4 +1,4 @@
-// TfmemDynamic and TfmemDynamicStep on a GPU, for whoever has a stream.
+// TfmemDynamic and TfmemDynamicStep on a GPU, on the stream that the caller gives.
 #include <cmath>
 #include <utility>
 

@@ -29,7 +29,7 @@ struct GpuProgram {
   int64_t table = 0;                          // words
   int64_t words = 0;                          // of the kernel's parameter
   std::vector<std::vector<int64_t>> spilled;  // widths, of each kind
-  // Of each kind and section.
+  // Segments of each kind and section.
   std::vector<std::vector<std::vector<GpuSegment>>> segments;
 };
 

@@ -17,7 +17,7 @@ constexpr int64_t kTableRows = 16;     // of a table, summed by an instruction, 
 constexpr int64_t kTableEntries = 32;  // and nodes that looked them up, unless it is one row
 
 // Cycles of a tile of a product, by what is slower: the tensor cores, or to bring both factors from
-// L2. Of half a tile's rows there are shapes of their own.
+// L2. Tiles of half the rows have separate numbers.
 constexpr int64_t kTileDepth = 32;  // terms of its sums at a time
 constexpr int64_t kCyclesOfStep = 700, kCyclesOfHalfStep = 520, kCyclesOfTile = 2500;
 
@@ -115,7 +115,7 @@ class Builder {
       for (const int section : sections) AddRounds(program_.segments[of.kind][section], &of_kind);
     }
     for (size_t round = 0;; ++round) {
-      // Products first: who runs them is given, and the rest goes to those that have less to do.
+      // Products first: their processors are given. The rest goes to those that have less to do.
       for (size_t i = 0; i < rows.size(); ++i) {
         if (round >= rounds[i].size()) continue;
         for (const GpuSegment* segment : rounds[i][round].products) Product(*segment, rows[i]);
@@ -171,7 +171,7 @@ class Builder {
     return kCyclesOfTile + steps * (rows > kTile / 2 ? kCyclesOfStep : kCyclesOfHalfStep);
   }
 
-  // Of all tiles of so many rows each.
+  // Cycles of all tiles of so many rows each.
   int64_t TilesCycles(const GpuSegment& segment, int64_t count, int64_t rows) const {
     const int64_t tiles = ((count + rows - 1) / rows) * Tiles(segment.outputs);
     return (tiles + program_.processors - 1) / program_.processors * TileCycles(segment, rows);
@@ -288,7 +288,7 @@ class Builder {
     loads_.Add(processor, cost);
   }
 
-  // Whoever takes part in a phase waits for all who took part in the one before.
+  // A processor that takes part in a phase waits for all that took part in the one before.
   void EndPhase() {
     if (tasks_.empty() && for_all_.empty()) return;
     const uint32_t phase = phase_;

@@ -79,7 +79,7 @@ absl::Status GpuSender::Copy(int64_t bytes, Place* place) {
   if (done.ok()) done = place->copied.Record(stream);
   if (!done.ok() && !link_->Drain(stream)) {
     place->host.Abandon();
-    new Tensor(std::move(place->device));  // a copy that nobody can wait for may still write there
+    new Tensor(std::move(place->device));  // leaked: a copy without an event may still write there
     place->device = Tensor();
   }
   return done;

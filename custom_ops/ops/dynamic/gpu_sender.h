@@ -1,5 +1,5 @@
-// The way of a batch's scripts to a GPU (VPPS, section III-C1): from pinned memory, on a stream of
-// its own, so that they are there when the batch before is done.
+// The way of a batch's scripts to a GPU (VPPS, section III-C1): from pinned memory, on a separate
+// stream, so that they are there when the batch before is done.
 #ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SENDER_H_
 #define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SENDER_H_
 

@@ -7,9 +7,9 @@
 
 namespace tfmem {
 
-// What each processor has to do in a phase, and who has the least: the first of those that have.
-// A tree of pairs, each of which names the one of its two that has less, so that neither to add to
-// a load nor to find the least looks at all processors.
+// The load of each processor in a phase, and the first processor with the least load. It is a tree
+// of pairs, each of which names the one of its two that has less. So neither an addition to a load
+// nor the search for the least looks at all processors.
 class Loads {
  public:
   explicit Loads(int64_t processors) : loads_(processors) {
@@ -44,7 +44,7 @@ class Loads {
   int64_t leaves_ = 1;
   // The tree: [1] is its root, and pair `at` is of [2 at] and [2 at + 1].
   std::vector<int> least_;
-  std::vector<int> cleared_;  // the tree when nobody has anything to do
+  std::vector<int> cleared_;  // the tree when no processor has anything to do
 };
 
 }  // namespace tfmem

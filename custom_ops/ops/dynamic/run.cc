@@ -321,7 +321,7 @@ void RunScript(const Script& script, const DynamicCall& call, const InstructionS
     }
     at[processor] = next + WordsOf(words[next]);
   };
-  // Nobody is invited to phases that the first processor has for itself, only to spin there.
+  // The first processor runs some phases alone; no other thread is scheduled to spin there.
   for (int phase = 0; phase < script.phases;) {
     int end = phase + 1;
     while (end < script.phases && script.shared[end] == script.shared[phase]) ++end;

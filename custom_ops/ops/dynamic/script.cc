@@ -233,8 +233,8 @@ class Builder {
     }
   }
 
-  // A phase of the first processor alone stays open for what it has to do next; others, who wait
-  // for their share of a product, do so meanwhile.
+  // A phase of the first processor alone stays open for what it has to do next; meanwhile the
+  // others wait for their share of a product.
   void Open() {
     if (open_) return;
     if (script_.phases > 0) Everywhere(ScriptOp::kWait, script_.phases - 1);
@@ -270,8 +270,8 @@ class Builder {
     tasks_.clear();
   }
 
-  // Short phases of the first processor between some that are shared: to call others anew takes
-  // longer than they wait.
+  // Short phases of the first processor between some that are shared: scheduling the others again
+  // takes longer than they wait.
   void Bridge() {
     for (int phase = 0; phase < script_.phases;) {
       int end = phase;

@@ -40,7 +40,7 @@ enum class ScriptOp : uint32_t {
 };
 
 inline constexpr int64_t kBlockRows = 64;  // of nodes in one instruction
-// Of a parameter's gradient that one instruction sums.
+// Sizes of the part of a parameter's gradient that one instruction sums.
 inline constexpr int64_t kGradientRows = 64;
 inline constexpr int64_t kGradientColumns = 512;
 inline constexpr int64_t kSummedRows = 256;

@@ -182,7 +182,7 @@ class DynamicStepOp : public OpKernel {
     return PutNumber(ctx);
   }
 
-  // The variables' own memory; of their copies where somebody else reads it.
+  // The variables' own memory; that of copies where another op still reads it.
   absl::Status Writable(OpKernelContext* ctx, RegionVariables* variables,
                         std::vector<float*>* values) const {
     const int count = spec_.parameters.size(), all = uses_.size();

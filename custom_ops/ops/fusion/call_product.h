@@ -24,9 +24,9 @@ class CallProduct {
                    const TileThreads& threads, void* workspace) const = 0;
 };
 
-// Of a call that `node` says, with inputs and an output of these shapes; null if it is no product,
-// alone or with a bias and an activation that these loops have, its tensors do not fit each other,
-// or TensorFlow's kernel is better.
+// The product that a call of `node` computes, with inputs and an output of these shapes. Null if it
+// is no product, alone or with a bias and an activation that these loops have; if its tensors do
+// not fit each other; or if TensorFlow's kernel is better.
 std::unique_ptr<const CallProduct> ProductOf(const tensorflow::NodeDef& node,
                                              const std::vector<tensorflow::TensorShape>& inputs,
                                              const tensorflow::TensorShape& output,

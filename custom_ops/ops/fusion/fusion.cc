@@ -89,8 +89,8 @@ REGISTER_OP("TfmemFusion")
     .Attr("programs: list(string) = []")
     .Attr("images: list(func) = []")
     .Attr("time_products: bool = false")
-    // With variables it has to be, as their own ops are; without, it only is not merged with
-    // another one.
+    // An op with variables has to be stateful, as TensorFlow's ops of variables are. Without them,
+    // this only keeps it from being merged with another one.
     .SetIsStateful()
     .SetShapeFn(FusionShape)
     .Doc(R"doc(

@@ -125,7 +125,7 @@ class GpuExecution final : public RegionExecution {
     const int input = step.inputs[0], output = step.first_output;
     const ValueHome& home = flow_.homes[flow_.root[input]];
     addresses_[output] = addresses_[input];
-    // Nobody asks for these as tensors, and one more of an input would keep it from being reused.
+    // These are never read as tensors, and another reference would prevent buffer forwarding.
     if (home.kind == HomeKind::kArena || (home.kind == HomeKind::kInput && !home.shared)) {
       return absl::OkStatus();
     }

@@ -21,7 +21,7 @@ constexpr int64_t kBarrierBytes = 4;
 
 Size Aligned(int64_t bytes) { return Size(bytes) + (-bytes & (kBufferAlignment - 1)); }
 
-// Of a product: within memory that may begin anywhere.
+// The workspace of a product, aligned within memory that may begin anywhere.
 uint64_t WorkspaceOf(uint64_t address) {
   constexpr uint64_t kLast = GpuProduct::kWorkspaceAlignment - 1;
   return (address + kLast) & ~kLast;

@@ -48,7 +48,7 @@ class InnerKernel {
   }
 
   // Runs it within `outer`. An output is written into `outputs` where a tensor is given, unless the
-  // kernel has one of its own, say an input, or one of another shape; on return `outputs` are the
+  // kernel sets another one, say an input, or one of another shape; on return `outputs` are the
   // outputs. No input is written to.
   //
   // Internal if the kernel leaves an output out, or gives it another dtype.
@@ -60,7 +60,7 @@ class InnerKernel {
   bool keeps() const { return keeps_; }
 
   const std::string& name() const { return kernel_->name(); }
-  // With all of its attributes.
+  // The kernel's node, with all of its attributes.
   const tensorflow::NodeDef& node() const { return kernel_->def(); }
 
  private:

@@ -13,7 +13,7 @@
 
 namespace tfmem {
 
-// Of values: those of programs first, in the order of DType. X(enumerator, name, bytes)
+// The dtypes of values: those of programs first, in the order of DType. X(enumerator, name, bytes)
 #define TFMEM_VALUE_DTYPES(X)   \
   X(kFloat32, "float32", 4)     \
   X(kFloat64, "float64", 8)     \

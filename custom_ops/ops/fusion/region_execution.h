@@ -44,7 +44,7 @@ class RegionExecution {
   // Memory for an output of a step that does not lie in the arena: that of an input or a variable
   // that is not needed behind the step, if nothing else holds it, or new memory.
   absl::Status Allocate(int at, const RegionStep& step, int output, tensorflow::Tensor* memory);
-  // That a value which is read has the shape that the region began with.
+  // An error unless a value that is read has the shape that the region began with.
   absl::Status CheckRead(int value, const tensorflow::Tensor& read) const;
   absl::Status ViewOf(const tensorflow::Tensor& tensor, int value, tensorflow::Tensor* view) const;
 

@@ -10,7 +10,7 @@
 
 namespace tfmem {
 
-// Memories are numbered: first the values, of which those count that have memory of their own, then
+// Memories are numbered: first the values, of which those count that alias no other value, then
 // the variables, then what is added. Values that may turn out to be one memory are one: an output
 // that an input is forwarded to, what is read of a variable, and its next value where that may be
 // written in place. Inputs, and variables, are each their own though some may be the same: then

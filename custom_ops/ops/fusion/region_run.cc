@@ -91,8 +91,8 @@ class CpuExecution final : public RegionExecution {
     TFMEM_RETURN_IF_ERROR(status);
     for (int i = 0; i < step.outputs; ++i) {
       const int value = step.first_output + i;
-      // What nobody reads may be of any shape: SelfAdjointEigV2 without vectors gives a scalar for
-      // them, where its shape function has no elements.
+      // An output that no step reads may have any shape: SelfAdjointEigV2 without vectors gives a
+      // scalar for them, where its shape function has no elements.
       if (flow_.homes[value].last_use == at) continue;
       if (outputs[i].shape() != shapes_.values[value]) {
         return absl::InternalError(absl::StrCat(compiled_.calls[at]->name(), ": output ", i,
@@ -105,8 +105,8 @@ class CpuExecution final : public RegionExecution {
     return absl::OkStatus();
   }
 
-  // What a kernel gave as an output, for which it was given memory. It may be its input: the arena
-  // is nobody's but this run's.
+  // What a kernel gave as an output, for which it was given memory. It may be its input: only this
+  // run uses the arena.
   void Take(int value, Tensor output) {
     const Tensor& given = *frame_.at[value];
     if (output.data() == given.data()) return;

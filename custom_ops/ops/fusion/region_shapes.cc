@@ -223,7 +223,7 @@ class Inference {
         from.number != to.number) {
       return false;
     }
-    // Nobody sees the variable between the kernel and the assignment.
+    // No step reads the variable between the kernel and the assignment.
     for (size_t later = at + 1; later < region_.steps.size(); ++later) {
       const RegionStep& step = region_.steps[later];
       if (step.variables.empty()) continue;

@@ -51,7 +51,7 @@ Ancestors Reduce(std::vector<std::vector<int>>* after) {
   return ancestors;
 }
 
-// A reader waits for the last writer; a writer for the last one and for who has read since.
+// A reader waits for the last writer. A writer waits for the last one and for all readers since.
 std::vector<std::vector<int>> Conflicts(const Steps& steps, int memories,
                                         const std::function<int(int)>& place) {
   struct Last {

@@ -29,7 +29,7 @@ absl::Status RegionVariables::Open() {
   const auto by_address = [](const Held& a, const Held& b) {
     return a.variable->mu() < b.variable->mu();
   };
-  // Of two names of one variable that which is assigned comes first, and stays.
+  // Where one variable has two names, the one that is assigned comes first, and stays.
   const auto by_mutex = [&](const Held& a, const Held& b) {
     return a.variable != b.variable ? by_address(a, b) : a.shared < b.shared;
   };

@@ -30,8 +30,8 @@ using CopyBytes = std::function<absl::Status(void* to, const void* from, int64_t
 // their mutexes' addresses, as TensorFlow's updates lock theirs: a step's reading, computing and
 // writing is one. The others are read before, so that no lock is waited for while one is held; but
 // where memory must not be shared and reading would copy it, as after sparse updates, a variable is
-// locked with those, for readers, if that is long enough. Only while a call runs that has variables
-// of its own are all unlocked.
+// locked with those, for readers, if that is long enough. All are unlocked only while a call runs
+// that locks variables itself.
 class RegionVariables {
  public:
   // Variable i of the region is input `first` + i of the op.
@@ -50,13 +50,13 @@ class RegionVariables {
 
   // What the variable has now; null if it has no value, which only one that is not read may not.
   const tensorflow::Tensor* Now(int variable) const;
-  // The same, to be held: a copy if the variable's memory must not be shared, unless it is held
-  // only as long as the variable is locked.
+  // Gives the value to a caller that holds it: a copy if the variable's memory must not be shared,
+  // unless the caller holds it only as long as the variable is locked.
   absl::Status Read(int variable, bool while_locked, tensorflow::Tensor* value);
-  // Whether its buffer may be written: it is locked, has no other name, and nobody else holds it.
+  // Whether its buffer may be written: it is locked, has no other name, and no other reference.
   bool MayWrite(int variable) const;
-  // `value` is what the variable has now, its memory too, unless it must not be shared and somebody
-  // else holds it: then a copy.
+  // The variable takes `value` and its memory; where that must not be shared and has another
+  // reference, it takes a copy.
   absl::Status Assign(int variable, tensorflow::Tensor value);
 
   void Unlock();

@@ -14,17 +14,17 @@ struct MatMulSizes {
   int64_t depth = 0;
   int64_t columns = 0;
 
-  // Of 32 numbers along the depth of a split operand: an even number.
+  // Lines of 32 numbers along the depth of a split operand: an even number.
   int64_t lines() const;
   int64_t tiles(int64_t tile) const;
 };
 
 struct MatMulTiling {
   bool small = false;
-  int64_t split_k = 1;  // parts of a tile's depth, each for a CTA of its own
+  int64_t split_k = 1;  // parts of a tile's depth, each for a separate CTA
 
   int64_t tile() const { return small ? 64 : 128; }
-  // Of the sums of all parts, where there are several of a tile.
+  // Bytes of the sums of all parts, where a tile has several.
   int64_t SumsBytes(const MatMulSizes& shape) const;
 };
 

@@ -17,7 +17,7 @@ namespace tfmem {
 class GpuLink;
 
 // A pooled CUDA event; goes back to its link when destroyed. Waits capture the state of an event
-// when they are enqueued, so an event may be recorded anew while streams still wait for its past.
+// when they are enqueued, so an event may be recorded again while streams still wait for its past.
 class PooledEvent {
  public:
   PooledEvent() = default;
@@ -72,7 +72,7 @@ class GpuLink {
   // Adds the waits that have ended to the stall counter. Never blocks.
   void CollectStalls();
   void ForgetStalls();
-  // Destroys pooled events that nobody holds.
+  // Destroys the pooled events that have no owner.
   void TrimEvents();
 
  private:

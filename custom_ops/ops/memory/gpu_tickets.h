@@ -97,7 +97,7 @@ class CopyTicket : public GpuTicket {
 
   // Both under the mutex.
   Owner source_owner_;  // until Release
-  bool lost_ = false;   // whether a copy may touch the block for which nobody can wait
+  bool lost_ = false;   // whether a copy may touch the block, and no event tells when it ends
 };
 
 // Pages move, addresses stay: the source buffer is kept and handed out again by Prefetch.

@@ -13,7 +13,7 @@
 namespace tfmem {
 
 // A pinned block. Goes back to the pool when destroyed, with the event that must pass before
-// anyone writes to it again.
+// its next user writes to it.
 class PinnedBlock {
  public:
   // Takes an idle block of this size, or allocates one through `link`.
@@ -30,9 +30,9 @@ class PinnedBlock {
   PinnedBlock& operator=(PinnedBlock&& other) noexcept;
 
   void* data() const { return data_; }
-  // Never gives the block back: a copy that nobody can wait for may touch it.
+  // Never gives the block back: a copy may touch it, and no event tells when that ends.
   void Abandon() { data_ = nullptr; }
-  // The copies of the block's last user; whoever writes to the block makes its stream wait for it.
+  // The copies of the block's last user. A new writer makes its stream wait for them.
   const PooledEvent& last_use() const { return last_use_; }
   void set_last_use(PooledEvent event) { last_use_ = std::move(event); }
 

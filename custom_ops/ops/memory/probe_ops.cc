@@ -138,7 +138,7 @@ class ChunksOp : public OpKernel {
     return std::max<int64_t>(growth, 0);
   }
 
-  // Of the GPU, whoever uses the rest.
+  // Free memory of the GPU; other processes may use the rest.
   static absl::StatusOr<int64_t> FreeBytes(OpKernelContext* ctx) {
     TFMEM_ASSIGN_OR_RETURN(cuda::Stream compute, ComputeStream(ctx));
     TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(compute));

@@ -123,7 +123,7 @@ FileTicket::FileTicket(std::string label, const SpillOptions& options, const voi
   ++counters().offloads;
   Writer().Schedule([copy = copy_, data, owner = std::move(owner)]() mutable {
     absl::Status status = copy->Write(data);
-    owner.reset();  // whoever hears of the completion may count on the memory being free
+    owner.reset();  // before the completion: its callbacks may count on the memory being free
     copy->written.Complete(std::move(status));
   });
 }

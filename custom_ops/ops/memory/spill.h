@@ -21,7 +21,7 @@ struct SpillOptions {
   int64_t budget = 0;     // bytes that all spill files of the process may take; 0: no limit
 };
 
-// Happens once; whoever wants to know is told.
+// An event that happens once, and then runs the callbacks that were registered.
 class Completion {
  public:
   using Callback = std::function<void(const absl::Status&)>;
@@ -43,7 +43,7 @@ struct SpillCopy;  // what the I/O threads share with a ticket
 class FileTicket : public Ticket {
  public:
   // Starts writing `bytes` bytes at `data`. `owner` keeps them alive and is dropped as soon as
-  // they are written, before anyone is told.
+  // they are written, before any callback runs.
   FileTicket(std::string label, const SpillOptions& options, const void* data, size_t bytes,
              Owner owner);
   // Cancels what has not been written or read yet; the file goes back to the pool when the I/O
@@ -52,7 +52,7 @@ class FileTicket : public Ticket {
 
   void WhenWritten(Completion::Callback callback);
 
-  // Starts reading back to `target`, once written. `owner` is dropped before anyone is told.
+  // Starts reading back to `target`, once written. `owner` is dropped before any callback runs.
   void StartRead(void* target, Owner owner);
   // Fails the callback if no read to `target` was started.
   void WhenRead(const void* target, Completion::Callback callback);

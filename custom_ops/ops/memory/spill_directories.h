@@ -8,7 +8,7 @@
 
 namespace tfmem {
 
-// The key of `directory`: the same each time, in this process; nobody else can guess it. Empty for
+// The key of `directory`: the same each time, in this process; no other can guess it. Empty for
 // none, which stands for the system's directory for temporary files.
 std::string SpillDirectoryKey(const std::string& directory);
 

@@ -15,7 +15,7 @@ namespace tfmem {
 // Keeps a TensorFlow buffer alive; the mechanisms know nothing else about tensors.
 using Owner = std::shared_ptr<void>;
 
-// Never lets go: for a buffer that a copy may touch for which nobody can wait.
+// Leaks a reference: a copy may touch the buffer, and no event tells when that ends.
 inline void Abandon(Owner owner) { new Owner(std::move(owner)); }
 
 // One offloaded tensor. Reference counted by the variant handles that name it, so it dies with the

@@ -69,8 +69,8 @@ inline absl::Status CheckMovable(tensorflow::DataType dtype) {
                                                  tensorflow::DataTypeString(dtype)));
 }
 
-// The same of an attribute T, in an op that is constructed, or whose shapes are inferred: eager
-// calls infer none.
+// Checks an attribute T, in an op that is constructed, or whose shapes are inferred: eager calls
+// infer none.
 template <typename Context>
 absl::Status CheckMovableType(Context* ctx) {
   tensorflow::DataType dtype = tensorflow::DT_INVALID;

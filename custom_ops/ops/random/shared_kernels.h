@@ -1,6 +1,6 @@
 // One kernel for several graphs: for ops that keep a state in their kernel, as random ops do.
 //
-// TensorFlow makes kernels anew for each graph, so a random op begins its stream anew where a step
+// TensorFlow makes new kernels for each graph, so a random op restarts its stream where a step
 // goes on with another graph. An op "TfmemSharedX" has the signature of "X" and two more
 // attributes: `tfmem_stream`, which this process opened, and `tfmem_draw`, the op's place in the
 // step. Its kernel runs X's own kernel, which it shares with the ops of that stream and place in

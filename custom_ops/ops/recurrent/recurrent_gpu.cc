@@ -106,7 +106,7 @@ class GpuRecurrentOp : public OpKernel {
     if (!fallback_only) TFMEM_RETURN_IF_ERROR(kernel.Launch(stream, &parameter, groups));
     if (!program.fallback.has_value()) return absl::OkStatus();
     TFMEM_RETURN_IF_ERROR(kernel.LaunchFallback(stream, &parameter, groups));
-    // CTAs of a kernel that is not cooperative wait for nobody, or are scheduled as one.
+    // CTAs of a kernel that is not cooperative never wait for another, or are scheduled as one.
     if (fallback_only || !program.image.cooperative) return absl::OkStatus();
     return watch_.Read(kernel.link(), stream, memory.data());
   }
@@ -147,7 +147,7 @@ class GpuRecurrentOp : public OpKernel {
     std::cerr
         << "tfmem: the CTAs of '" << name()
         << "' waited for each other too long, as happens when a GPU is shared; a slower kernel "
-           "that waits for nobody computed the results, and does so from now on"
+           "without such waits computed the results, and does so from now on"
         << std::endl;
   }
 

@@ -20,7 +20,7 @@ struct RecurrentProgram {
   int64_t rows = 1;                     // of the batch for one group of CTAs
   int64_t ctas = 1;                     // of a group
   int64_t scratch = 0;                  // global memory of a group, bytes; zero before every launch
-  int64_t stages = 0;     // of a step, each a launch of its own; 0: one launch for all steps
+  int64_t stages = 0;     // of a step, each a separate launch; 0: one launch for all steps
   int64_t max_batch = 0;  // the largest batch it was chosen for; 0: it stands in for others
 
   int64_t groups(int64_t batch, int64_t directions) const {

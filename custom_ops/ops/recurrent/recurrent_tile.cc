@@ -122,7 +122,7 @@ class StepTile {
     } else if (instruction.kind == Code::kLoadKept) {
       const Real* source = workspace_.CarriedScalar(range_.share, Carried(instruction));
       std::copy_n(source + range_.first_row, range_.rows, target);
-    } else {  // a row sum: the parts in the order of the units, whoever stored them
+    } else {  // a row sum: the parts in the order of the units, whichever thread stored them
       const Real* parts = workspace_.RowSum(range_.direction, instruction.index);
       parts += range_.first_row * cut_.tiles;
       for (int64_t row = 0; row < range_.rows; ++row) {

@@ -50,7 +50,7 @@ class RecurrentWorkspace {
     const int64_t number = direction * program_.carried + index;
     return memory_ + carried_ + number * cut_.buffer();
   }
-  // The same, [batch]; each share has its own.
+  // A carried scalar, [batch]; each share has its own.
   Real* CarriedScalar(int share, int index) const {
     const int64_t number = share * program_.carried_scalars + index;
     return memory_ + carried_scalars_ + number * cut_.batch;

@@ -12,7 +12,7 @@ struct SequenceLines {
   int64_t step = 0;
   int64_t row = 0;
 
-  // Of [time, batch, ...], or of [batch, time, ...].
+  // The lines of [time, batch, ...], or of [batch, time, ...].
   static SequenceLines Of(int64_t time, int64_t batch, bool batch_major) {
     return batch_major ? SequenceLines{1, time} : SequenceLines{batch, 1};
   }

@@ -184,10 +184,11 @@ class _Layouter:
         )  # fmt: skip
 
     def _place(self, buffer: Buffer, stride: int, size: int) -> int:
-        """Where a buffer lies: in a grid where one of an earlier stage did, for all that reads that is the products of
-        its stage, and after them the CTA waits. Not so where numbers come unasked, or are read by others.
+        """Where a buffer lies. In a grid it takes the place of one of an earlier stage.
 
-        Buffers that share a place are alike, so that what products read beyond a row's numbers stays zero."""
+        Only the products of that stage read the earlier one, and the CTA waits after them. A buffer gets a new place
+        where other CTAs write the numbers unasked, or read them. Buffers that share a place have equal shapes, so that
+        what products read beyond a row's numbers stays zero."""
         c = self.configuration
         if not c.through_l2 or c.replicated or buffer.kind == "sums" or self.sum_lanes:
             return self._take(size)

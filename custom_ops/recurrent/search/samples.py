@@ -81,7 +81,7 @@ class Samples:
         return np.empty(shape, np.float32 if self._spec.dtype == "float32" else np.uint16)
 
     def _inputs(self, direction: int) -> list[list[Array]]:
-        """As they are stored; of the size that trained layers have, so that states neither die nor overflow."""
+        """Inputs as they are stored, as large as in trained layers, so that states neither vanish nor overflow."""
         generator = np.random.default_rng(direction)
         scale = np.float32(self._spec.units**-0.5)
 

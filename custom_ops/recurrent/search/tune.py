@@ -106,7 +106,7 @@ def tune(
 
 
 def _merged(best: Sequence[Trial]) -> list[Trial]:
-    """Where two sizes in a row agree, the larger stands for both."""
+    """Merge sizes in a row that have one best configuration: the largest stands for them."""
     chosen: list[Trial] = []
     for trial in best:
         if chosen and chosen[-1].configuration == trial.configuration:

@@ -12,8 +12,8 @@ from graph_passes.graph.ir import Graph, Node, TensorId
 def workspace(graph: Graph, node: Node) -> int:
     """Bytes that the CPU kernel of `node` allocates while it runs, beyond its outputs."""
     if node.op == "MaxPoolGrad":
-        # An index of 8 bytes for each pooled number, and the pooled tensor again, unless nobody else still needs it
-        # (maxpooling_op.cc, `MaxPoolingGradOp`).
+        # An index of 8 bytes for each pooled number, and the pooled tensor again. The kernel writes that in place where
+        # no other op still needs it (maxpooling_op.cc, `MaxPoolingGradOp`).
         pooled = node.inputs[1]
         return 8 * prod(graph.sizes(pooled) or (0,)) + graph.nbytes(pooled)
     if node.op == "MaxPool":

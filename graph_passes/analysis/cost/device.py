@@ -40,7 +40,7 @@ class Device:
 
 @dataclass(frozen=True)
 class ProductSizes:
-    """From which sizes on a product of float32 takes less time on tensor cores.
+    """The sizes from which on a product of float32 takes less time on tensor cores.
 
     Attributes:
         least_size: of rows, depth and columns; with fewer of one, an operand is split for too little.

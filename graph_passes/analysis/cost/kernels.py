@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from custom_ops.jit.cublas import MatrixProduct
 
-# Seconds of the library's products of these forms side by side, each on a stream of its own; None: not measured.
+# Seconds of the library's products of these forms side by side, each on a separate stream; None: not measured.
 Beside = Callable[[Sequence[MatrixProduct]], float | None]
 
 

@@ -33,7 +33,7 @@ class Roofline:
     Attributes:
         device: the device's profile.
         workspace_limits: the most workspace that a convolution takes, and one that is fused with what follows, in bytes
-            (cuDNN picks; the graph alone cannot tell).
+            (cuDNN picks; the graph alone does not determine it).
         is_gpu: whether TensorFlow's GPU kernels run; some allocate their output twice (`ops.ALLOCATES_TWICE`).
     """
 

@@ -17,7 +17,7 @@ from graph_passes.analysis.memory.simulate import Move, Padding
 from graph_passes.analysis.memory.timeline import Timeline
 
 MOST_ELEMENTS = 64  # of a list that are replayed one by one; longer lists have larger ones
-SMALL = 1 << 16  # smaller buffers are not replayed: they have chunks of their own, or come and go in the gaps between
+SMALL = 1 << 16  # smaller buffers are not replayed: they have separate chunks, or come and go in the gaps between
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Room:
         return cls(((base, max(0, int(0.985 * memory) - base)),), 1.03)
 
     def grown(self, nbytes: int) -> Room:
-        """The same with its last chunk larger."""
+        """This room with its last chunk larger."""
         *others, (address, size) = self.chunks
         return replace(self, chunks=(*others, (address, size + nbytes)))
 
@@ -265,7 +265,7 @@ class _Replay:
         return Failure(self.position, nbytes, nbytes - self.region.largest, self.made, workspace)
 
     def borrow(self, nbytes: int) -> None:
-        """What is taken and given back at once leaves the region as it was."""
+        """Allocate and free at once, which leaves the region unchanged."""
         if nbytes <= self.region.largest:
             self.made += 1
         elif self.position in self.excused:

@@ -1,4 +1,4 @@
-"""Graph + schedule + costs -> Timeline: which ops allocate what, and who reads it until when."""
+"""Graph + schedule + costs -> Timeline: which ops allocate what, and which ops read it until when."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def build_timeline(
 def _with_recomputation(
     graph: Graph, position: Mapping[str, int], owner: Mapping[TensorId, TensorId], buffers: Sequence[Buffer]
 ) -> tuple[Buffer, ...]:
-    """`buffers`, told which of them one pure op makes from what outlives them: weights, the step's inputs, buffers."""
+    """`buffers`, with marks on those that one pure op makes from what outlives them: weights, inputs, buffers."""
     index = {buffer.tensor: place for place, buffer in enumerate(buffers)}
     found: list[Buffer] = []
     for buffer in buffers:

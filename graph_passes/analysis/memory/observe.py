@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Observation:
-    """What an observed step tells of its ops, by op name.
+    """What an observed step shows of its ops, by op name.
 
     Attributes:
         seconds: run times.

@@ -32,7 +32,7 @@ def step_region(graph: Graph, fetches: Sequence[str] = ()) -> Graph:
 
 
 def reads_before_updates(graph: Graph) -> list[tuple[str, str]]:
-    """Pairs (update, op that reads the same variable) that need an order of their own.
+    """Pairs (update, op that reads the same variable) that need a control edge.
 
     A reference variable of TensorFlow 1 is read where it lies, so an update that comes early would change what a later
     op reads. A resource variable's reader keeps the value that it read.

@@ -1,4 +1,4 @@
-"""Steps that are one of several: what tells them from a step that runs by itself."""
+"""Steps that are one of several replicas: what distinguishes them from a step that runs by itself."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Gap:
-    """A stretch of a buffer's life in which nobody reads it: after position `last`, before position `next`."""
+    """A stretch of a buffer's life in which no op reads it: after position `last`, before position `next`."""
 
     buffer: int
     last: int
@@ -236,8 +236,8 @@ def turning_point(live: Sequence[tuple[int, int]], length: int) -> int:
         live: for each tensor that is used again after a pause, its (last use before, first use after).
         length: how many positions there are.
 
-    A forward pass only adds tensors that wait for their gradient op, a backward pass only takes them away, so the count
-    of waiting tensors has its top at the boundary, whoever wrote the gradient and whatever the scopes are called.
+    A forward pass only adds tensors that wait for their gradient op, and a backward pass only takes them away. So the
+    count of waiting tensors has its top at the boundary, for any way to write the gradient and any names of scopes.
     """
     change = np.zeros(length + 1, np.int64)
     for last, following in live:

@@ -55,9 +55,9 @@ def lower_region(
         steps: names of nodes. One node of kind `PRODUCT`, `BATCHED_PRODUCT`, `CALL`, `READ` or `VIEW` is a step of that
             kind, and so is one `AssignVariableOp`; all else is a kernel, whose members are in topological order.
         encode: writes the attributes of a call (`graph_passes.graph.serde.attributes`).
-        keep: tensors that are fetched, and so are outputs whoever reads them.
+        keep: tensors that are fetched, and so are outputs in any case.
         shapes: of the graph, if they are at hand.
-        called: nodes, each a step of its own, that TensorFlow's own kernel runs although they could be a kernel.
+        called: nodes, each a separate step, that TensorFlow's own kernel runs although they could be a kernel.
         kernels: nodes of kernels, among them products that are one by themselves.
 
     Raises:

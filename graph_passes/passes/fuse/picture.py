@@ -91,7 +91,7 @@ def _region(region: RegionRecord, top: float) -> tuple[list[str], float, float]:
 
 
 def _sources(region: RegionRecord) -> dict[int, set[int]]:
-    """For each kernel and call those that it reads, by way of views, too."""
+    """For each kernel and call those that it reads, directly or by way of views."""
     found: dict[int, set[int]] = {}
     through: dict[int, set[int]] = {}
     for number, step in enumerate(region.steps):

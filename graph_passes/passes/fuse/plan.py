@@ -101,14 +101,14 @@ class RegionPlan:
 
 @dataclass(frozen=True)
 class Unfused:
-    """A region that stays as it was.
+    """A region that stays unchanged.
 
     Attributes:
         name: that its op would have had.
         members: names of its nodes.
         reason: why.
-        traceback: of a fault of tfmem's own; else empty.
-        warned: whether a user is told at once: a fault, or there is no kernel for it.
+        traceback: of a fault inside tfmem; else empty.
+        warned: whether a warning is given at once: a fault, or there is no kernel for it.
     """
 
     name: str
@@ -221,7 +221,7 @@ def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
 
 
 def leaving(graph: Graph, members: Sequence[str], keep: Collection[str]) -> list[TensorId]:
-    """What somebody else reads of what members make; of `keep` the names are fetched."""
+    """What other nodes read of what members make, and what is fetched: `keep` has the names."""
     inside = set(members)
     made = ((name, tensor) for name in members for tensor in graph.tensors(graph[name]))
     return [t for name, t in made if name in keep or any(use.node not in inside for use in graph.uses(t))]

@@ -190,7 +190,7 @@ class _Finder:
         return 0 if by_kernels else sum(map(self._graph.nbytes, join.parts))
 
     def _of_one_operand(self, added: Collection[str]) -> Iterator[Group]:
-        """Of those that are in no sum."""
+        """Groups of products that are in no sum and share an operand."""
         found: dict[object, list[list[str]]] = {}
         for name, form in self._forms.items():
             if name in added:
@@ -222,7 +222,7 @@ class _Finder:
                     yield group
 
     def _sum(self, node: Node) -> Group | None:
-        """Of the products that a node adds up, those of one form."""
+        """The products of one form among those that a node adds up."""
         graph, between = self._graph, dict[str, list[str]]()
         rest = list(node.inputs)
         for tensor in node.inputs:
@@ -264,7 +264,7 @@ class _Finder:
         )
 
     def _form(self, node: Node) -> MatrixProduct | None:
-        """Of a product that is large and may be replaced."""
+        """The form of a product that is large and may be replaced; else None."""
         graph = self._graph
         if node.op not in ("MatMul", "_FusedMatMul") or node.name in self._keep or node.control or graph.waiting(node):
             return None
@@ -295,12 +295,12 @@ class _Finder:
         )
 
     def _join(self, parts: Sequence[TensorId], axis: int) -> Joined:
-        """Of these matrices, each once."""
+        """The join of these matrices, each once."""
         parts = tuple(dict.fromkeys(parts))
         return self._joined.setdefault((frozenset(parts), axis), Joined(parts, axis))
 
     def _is_inner(self, name: str) -> bool:
-        """Whether a node has one reader, and is there for nobody else."""
+        """Whether a node has one reader and no control edge, and is not fetched."""
         node = self._graph[name]
         alone = len(self._graph.uses(TensorId(name))) == 1 and not self._graph.waiting(node)
         return alone and not node.control and name not in self._keep

@@ -22,7 +22,7 @@ SLACK = 1.2  # copies are planned to take this much longer than bytes over bandw
 
 
 def tight(timeline: Timeline, gap: Gap, options: OffloadOptions) -> Move:
-    """Out for the whole gap."""
+    """The move that keeps a tensor out for the whole gap."""
     copy_after = gap.last
     if options.copy_start == "produced":
         buffer = timeline.buffers[gap.buffer]
@@ -42,8 +42,8 @@ def one_layer_ahead(timeline: Timeline, gap: Gap, layers: Sequence[int]) -> Move
 
 
 def in_order(timeline: Timeline, moves: Iterable[Move]) -> list[Move]:
-    """Moves as they are put into the graph: at ops that can be ordered, and sorted, for that decides who is allocated
-    first at one position. A tensor leaves earlier for it, and comes back later: it never takes more memory."""
+    """Moves as they are put into the graph: at ops that can be ordered, and sorted, since that decides which tensor is
+    allocated first at one position. So a tensor leaves earlier and comes back later: it never takes more memory."""
     found = [
         move
         if move.recomputed

@@ -85,7 +85,7 @@ class OffloadPlan:
         return min(self.budget, self.after.peak) - over
 
     def under(self, timeline: Timeline) -> OffloadPlan:
-        """The same plan as predicted for other costs."""
+        """This plan as predicted for other costs."""
         before = simulate(timeline, (), self.link)
         return replace(self, before=before, after=simulate(timeline, self.moves, self.link, self.paddings))
 

@@ -140,7 +140,7 @@ def infeasible(timeline: Timeline, moves: Sequence[Move], budget: int, how: str)
             "fill little more than half"
         )
     if safe > timeline.peak:
-        why += f". As it was given, the step is estimated to take {timeline.peak:,}"
+        why += f". Unchanged, the step is estimated to take {timeline.peak:,}"
     if timeline.base:
         why += f". {timeline.base:,} of these are in use before the step: its variables, and whatever else is in memory"
     return InfeasibleBudgetError(
@@ -155,7 +155,7 @@ def infeasible(timeline: Timeline, moves: Sequence[Move], budget: int, how: str)
 def unfilled(timeline: Timeline, moves: Sequence[Move]) -> int:
     """Bytes that an allocator of whole chunks may count under `moves`, beyond the tensors in them.
 
-    They are those of its own peak, wherever that is: what it does not count is added to that (`simulate.uncounted`).
+    They are those of the allocator's peak, at any op: what it does not count is added to that (`simulate.uncounted`).
     """
     if not timeline.counted:
         return 0

@@ -57,7 +57,7 @@ def recomputed(graph: Graph, known: Mapping[str, NodePattern], keep: Collection[
 
 
 def _is_cheap(graph: Graph, known: Mapping[str, NodePattern], node: Node) -> bool:
-    """Whether all that a node reads is one stored tensor of its own size, and small ones."""
+    """Whether all that a node reads is one stored tensor of the node's size, and small ones."""
     if node.op not in CHEAP or node.control or known[node.name].pattern is not OpPattern.ELEMENTWISE:
         return False
     size = graph.nbytes(TensorId(node.name))

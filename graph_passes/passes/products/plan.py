@@ -25,7 +25,7 @@ from graph_passes.graph.source import Readable
 from graph_passes.refusals import Reason, Refusal
 
 BIAS = ("BiasAdd",)  # what a product may have fused
-UNKNOWN = 512  # stands for a size that nobody knows before the product runs
+UNKNOWN = 512  # stands for a size that is unknown before the product runs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is done to a match at last: initial zeros that nobody fills, biases that products add."""
+"""The last changes of a match: initial zeros that no op has to fill, biases that products add."""
 
 from __future__ import annotations
 

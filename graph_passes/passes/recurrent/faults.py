@@ -1,4 +1,4 @@
-"""Whatever goes wrong over one recurrence costs that one alone: it stays as it was, and the report says why."""
+"""An error over one recurrence affects that one alone: it stays unchanged, and the report says why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attempt(unmatched: list[Unmatched], name: str, carrier: str, *reasons: type[
         unmatched: the recurrences that stay.
         name: the recurrence.
         carrier: its kind.
-        reasons: errors that are reasons, as `Unreadable` is; all others are faults of tfmem's own.
+        reasons: errors that are reasons, as `Unreadable` is; all others are faults of tfmem.
     """
     go_on()
     try:

@@ -1,7 +1,7 @@
 """What the recurrent pass found and what takes its place, as data.
 
-Whoever recognises a recurrence (a loop, a `CudnnRNNV3`, a forward and backward pair of loops) writes a `Match`; what
-carries it out knows nothing of where it came from. A match is complete: every new node is in it, in topological
+The code that recognises a recurrence (a loop, a `CudnnRNNV3`, a pair of loops) writes a `Match`; the code that
+carries it out does not depend on where it came from. A match is complete: every new node is in it, in topological
 order, with the name that it will have, and so is every tensor that changes hands. So it can be printed, compared and
 evaluated without a graph.
 

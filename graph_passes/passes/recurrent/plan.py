@@ -54,7 +54,7 @@ class Needs:
         implementations: functions that may be brought to the top level, and the calls of each.
         in_place: whether the graph is edited in place, where no loop is made of unrolled steps.
         traced: whether it is a function's that is still being traced, so that what has side effects runs in any case.
-        fuse_biases: whether products may add their biases; nobody will take a gradient.
+        fuse_biases: whether products may add their biases, since no gradient will be taken.
         exits: see `find.step_gradients.Exits`; None: unrolled steps with their gradient stay.
     """
 
@@ -86,7 +86,7 @@ def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph
         if not left.more(plan, loops):
             break
     refused = [loop.name for loop in left.refused]
-    # A call that was kept is reported once, with what is in the way inside.
+    # A call that was kept is reported once, with the reason found inside it.
     others = [loop for loop in plan.unmatched if not any(name.startswith(f"{loop.name}/") for name in refused)]
     unmatched = [*left.refused, *others, *(rolled.unmatched if rolled else ())]
     known = left.known | {name for match in plan.matches for name in match.removed}
@@ -97,7 +97,7 @@ def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph
 
 @dataclass
 class _Left:
-    """What stays as it was.
+    """What stays unchanged.
 
     Attributes:
         chosen: the implementations that do not.
@@ -137,7 +137,7 @@ def _inside(name: str, calls: Sequence[str]) -> bool:
 def _kept_steps(
     graph: Graph, keep: Collection[str], refused: Sequence[Refused], known: Collection[str], in_place: bool
 ) -> list[Unmatched]:
-    """As `repeated`, which is for the report alone: what fails in it is a line of that."""
+    """What `repeated` finds, for the report alone; a failure of it becomes a line of the report."""
     found: list[Unmatched] = []
     with attempt(found, "steps that are written out", "unrolled"):
         found += repeated(graph, keep, refused, known, in_place)

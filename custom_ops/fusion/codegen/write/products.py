@@ -104,7 +104,7 @@ class ProductWriter(PieceWriter):
         return self.tile.rows * self.lanes % self.threads == 0
 
     def _within(self) -> list[str]:
-        """Where in the tile element `i` of a thread is: neighbouring lanes have a row."""
+        """The place of a thread's element `i` in the tile: neighbouring lanes have a row."""
         turn, part = ("i", "") if self.width == 1 else (f"i / {self.width}", f"i % {self.width} * {self.lanes} + ")
         return [
             f"const int down = {turn} * {self.threads // self.lanes} + threadIdx.x / {self.lanes};",
@@ -156,7 +156,7 @@ class ProductWriter(PieceWriter):
         return self.values.missing([place], Names())
 
     def _own_positions(self, own: Sequence[int], index: str, width: int = 1) -> list[str]:
-        """Along a factor's own axes, of a place that may be beyond their end: there another one is computed."""
+        """The positions along a factor's own axes; beyond their end, those of another place, which is then unused."""
         if not own:
             return []
         size, tile = self._size(own), self.tile.rows if own == self.rows else self.tile.columns
@@ -166,7 +166,7 @@ class ProductWriter(PieceWriter):
         return [f"const Index at = {text};", *positions(self.pattern, own, "at", _begin(own, width))]
 
     def _depth_positions(self, found: Contraction, index: str, width: int = 1) -> tuple[list[str], str]:
-        """Along the depth, and what holds within it, or ""."""
+        """The positions along the depth, and the condition that holds within it, or ""."""
         known = self.pattern.static(found.depth)
         inside = known is not None and known % 16 == 0
         text = index if inside else f"min({index}, Index(depth - {width}))"

@@ -31,7 +31,7 @@ class RegionCandidate:
         names: of the nodes, in topological order.
         kinds: of the nodes.
         fusible: which memory-intensive nodes can be in a kernel.
-        net: what waits for what; an update of a variable waits for those who read its old value, where it can.
+        net: what waits for what; an update of a variable waits for the readers of its old value, where it can.
         incompatible: pairs that cannot be in one kernel: the earlier node writes a variable that the later one uses.
         uses: for each node the memory that it reads.
         defs: for each node the memory that it writes.
@@ -85,7 +85,7 @@ class RegionCandidate:
         return tuple(number in self.generated or (can and kind not in _NO_WORK) for number, (can, kind) in pairs)
 
     def works(self, number: int) -> bool:
-        """Whether a node would be a kernel of its own, if it is in no other."""
+        """Whether a node would be a separate kernel, if it is in no other."""
         return self._working[number]
 
 
@@ -168,7 +168,7 @@ def _edges(
         if earlier not in before[later]:
             before[later].add(earlier)
             after[earlier].append(later)
-    # An update waits for those who read the old value, unless it comes before them: else it would have to be copied.
+    # An update waits for the readers of the old value, unless it comes before them: else it would have to be copied.
     for update, name in enumerate(members):
         for index in op_patterns[name].writes:
             handle = passed(graph, graph[name].inputs[index])

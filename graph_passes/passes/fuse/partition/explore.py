@@ -178,7 +178,7 @@ def _uses_after_write(region: RegionCandidate, members: Sequence[int]) -> bool:
 
 
 def _beside(scorer: Scorer, window: _Window, pattern: Candidate, runs: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Of each run that a pattern takes nodes from: what is left of it, and it with all of the pattern."""
+    """For each run that a pattern takes nodes from: what is left of it, and the run with all of the pattern."""
     region = scorer.region
     for run in runs:
         left = sorted(set(run.members).difference(pattern.members))

@@ -5,7 +5,7 @@
                 sum of x(P) over the patterns of a cycle <= their number - 1, for each cycle that was found
 
 A plan may close cycles, which only show when patterns are chosen. So the program is solved, its cycles are forbidden,
-and it is solved again. Patterns that share no node, directly or by way of others, are problems of their own; equal
+and it is solved again. Patterns that share no node, directly or by way of others, are separate problems; equal
 problems, such as the steps of an unrolled loop, are solved once.
 """
 
@@ -147,7 +147,7 @@ class _Search:
         return self._work <= 0 or (self._end is not None and monotonic() > self._end)
 
     def _optimum(self, problem: _Problem) -> _Solution:
-        """Of one problem; its share of the work is spent, whether it took all of that or not."""
+        """The solution of one problem, whose work is taken from the limit."""
         go_on()
         greedy = _greedy(problem)
         if len(greedy) == len(problem.scores):
@@ -227,7 +227,7 @@ def _greedy(problem: _Problem) -> tuple[int, ...]:
 
 
 def _nodes(problem: _Problem, limits: Limits, work: int) -> int:
-    """Of the tree for one problem: as many as the work that is left allows."""
+    """How many nodes of the search tree of one problem the work that is left allows."""
     return min(limits.nodes, work // problem.size)
 
 
@@ -251,7 +251,7 @@ def _solved(
         solved = program.solve(solver)
         if hasattr(program, "sol_status"):
             complete = program.sol_status == pulp.LpSolutionOptimal
-        else:  # PuLP 4 tells by what it returns
+        else:  # PuLP 4 returns a result that has the status
             complete = solved.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
     except KeyError:  # PuLP 3.3 has no name for what HiGHS says where it met its limit of nodes; the values are there
         complete = False
@@ -263,7 +263,7 @@ def _solved(
 
 
 def _looked_at(program: Any, most: int) -> int:
-    """Nodes of the tree, where the solver says so; else all that it was allowed."""
+    """Nodes of the search tree, where the solver reports them; else all that it was allowed."""
     try:
         return int(program.solverModel.getInfo().mip_node_count)
     except AttributeError:

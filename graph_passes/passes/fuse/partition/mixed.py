@@ -3,7 +3,7 @@
 Between large products the paper lets a pattern hold `gemm` and `batched-gemm` ops (FusionStitching, arXiv 1911.11576,
 section 4.2.1). A kernel computes a product's result in tiles, each by one CTA, so that a pattern here is
 
-    prologue    elementwise and layout ops that nobody but the product reads: a transpose, a scale, a mask
+    prologue    elementwise and layout ops that only the product reads: a transpose, a scale, a mask
     product     one, or several that read the same left operand: queries, keys and values
     epilogue    elementwise and layout ops behind it: a bias, an activation, the sum with a residual, a variable's
                 update; and reductions of its rows, where these are short: the softmax of attention's scores
@@ -119,7 +119,7 @@ def _around(region: RegionCandidate, product: int) -> list[set[int]]:
 
 
 def _epilogue(region: RegionCandidate, product: int, kinds: Collection[OpPattern]) -> set[int]:
-    """With the ops of some kinds behind it that can be computed in its tiles: they make no more than it does."""
+    """The product, and the ops of some kinds behind it that its tiles can compute: they make no more than it does."""
     members, outside = {product}, set[int]()
     largest = _made(region, product)
     for number in range(product + 1, len(region.names)):
@@ -135,7 +135,7 @@ def _epilogue(region: RegionCandidate, product: int, kinds: Collection[OpPattern
 
 
 def _prologue(region: RegionCandidate, members: Collection[int]) -> set[int]:
-    """With the ops before that nobody else reads, and that read no less than they make."""
+    """The members, and the ops before that only they read, and that read no less than they make."""
     found = set(members)
     products = [number for number in members if number in region.generated]
     inputs = {memory for product in products for memory in region.uses[product]}

@@ -134,7 +134,7 @@ def partition_graph(
         generated: whether a product can; None: those that are small on the device.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
         fed: names of nodes whose outputs the caller may give.
-        fetched: tensors that somebody outside of the graph reads; of a function, its results.
+        fetched: tensors that are read outside of the graph; of a function, its results.
         refuse: see `Refuse`; None: anything can be a kernel.
         measure: see `Measure`; None: plan by model alone.
         limits: of the search, for each region.
@@ -215,7 +215,7 @@ def _gain(op_patterns: Mapping[str, NodePattern], device: KernelDevice) -> Calla
 
 
 def _outputs(graph: Graph, members: Sequence[str], fetched: Collection[TensorId]) -> set[TensorId]:
-    """What members make and somebody else reads."""
+    """What members make, and other nodes or the caller read."""
     within = set(members)
     made = (tensor for name in members for tensor in graph.tensors(graph[name]))
     return {tensor for tensor in made if tensor in fetched or any(use.node not in within for use in graph.uses(tensor))}

@@ -1,4 +1,4 @@
-"""A graph in which sets of nodes are one node each: its order, or the cycles in the way (the paper's Figure 3)."""
+"""A graph in which sets of nodes are one node each: its order, or the cycles that prevent one (Figure 3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graph_passes.analysis.dependences import Dependences
 
 
 class QuotientGraph:
-    """`net` with each of some disjoint sets as one group; every other node is a group of its own.
+    """`net` with each of some disjoint sets as one group; every other node is a group by itself.
 
     Attributes:
         groups: the nodes of each group, in increasing order; those that were given come first, as they were given.

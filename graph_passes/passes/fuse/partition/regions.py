@@ -2,7 +2,7 @@
 
 Regions are as few and as large as they can be: dispatching an op costs more than most of them compute. Along a path,
 what lies before an op that no region can hold and what lies behind it belong to different regions; nothing else
-divides them (see `runs`), but for devices. A body of an `If` or a `While` is a graph of its own.
+divides them (see `runs`), but for devices. A body of an `If` or a `While` is a separate graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CALLS = frozenset(
 )  # what a region runs by a library's kernel
 # What a region may hold, but never for its own sake.
 _ROLES = dict.fromkeys((OpPattern.VIEW, OpPattern.READ, OpPattern.CONSTANT), Role.FREE)
-# Behind these an op may be dead: it runs only if a condition holds that its inputs do not tell.
+# Behind these an op may be dead: it runs only if a condition holds that is not among its inputs.
 _BRANCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter"})
 
 # What running some nodes as one op saves, in seconds.

@@ -4,8 +4,8 @@
 
 where K is the time of a kernel, of one op or of all of the pattern P, and N the number of ops that would be kernels by
 themselves. By model, K is the time that copying takes of as many bytes as the kernel moves (Figure 4), plus what it
-takes where the kernel has to wait for all of itself. What a model cannot tell is measured, where somebody can: patterns
-with products, and those that mix row reductions and other reductions (score by execution).
+takes where the kernel has a barrier of the grid. What a model cannot predict is measured, where that is possible:
+patterns with products, and those that mix row reductions and other reductions (score by execution).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Scorer:
         return device.packed * (sum(times) - max(times))
 
     def _product(self, members: Sequence[int]) -> float:
-        """What products take in a kernel beside the bytes that it moves; operands are computed anew for each tile."""
+        """What products take in a kernel beside the bytes that it moves; each tile recomputes its operands."""
         if not any(number in self.region.generated for number in members):
             return 0.0
         before, _ = self._sides(members)

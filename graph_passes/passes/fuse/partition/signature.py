@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 
 class Signatures:
-    """The signatures of patterns of a graph: what their ops are, how they are connected, what they read and who reads
-    them. Everything that a kernel depends on, but for where its tensors lie."""
+    """The signatures of patterns of a graph: what their ops are, how they are connected, what they read and whether
+    others read them. Everything that a kernel depends on, but for where its tensors lie."""
 
     def __init__(self, graph: Graph, fetched: Collection[TensorId] = ()) -> None:
         self._graph = graph
@@ -46,7 +46,7 @@ class Signatures:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _op(self, node: Node) -> int:
-        """Of the op, its attributes and the shapes of what it makes."""
+        """The number of the op, its attributes and the shapes of what it makes."""
         if node.name not in self._ops:
             attrs = tuple((key, _text(value)) for key, value in sorted(copied(node).items()))
             specs = tuple(self._graph.specs.get(tensor) for tensor in self._graph.tensors(node))
@@ -54,7 +54,7 @@ class Signatures:
         return self._ops[node.name]
 
     def _tensor(self, tensor: TensorId) -> int:
-        """Of a tensor that a pattern is given: its shape, and its numbers if they are known."""
+        """The number of a tensor that a pattern is given: of its shape, and of its values if they are known."""
         if tensor not in self._given:
             value = self._graph.constants.get(passed(self._graph, tensor).node)
             known = None if value is None else (str(value.dtype), value.shape, value.tobytes())

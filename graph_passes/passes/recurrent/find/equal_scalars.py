@@ -84,7 +84,7 @@ def element_key(graph: Graph, tensor: TensorId, index: int) -> Key | None:
 
 
 def bound_key(graph: Graph, loop: Loop, bound: TensorId, invariants: Collection[int]) -> Key | None:
-    """What a tensor of a loop's condition is, as a scalar of the graph around; None if that cannot be told."""
+    """What a tensor of a loop's condition is, as a scalar of the graph around; None if that is unknown."""
     places = {name: place for place, name in enumerate(loop.condition.arguments)}
     key = scalar_key(loop.condition.graph, bound)
     if isinstance(key, int):

@@ -3,7 +3,7 @@
 That is a weight which is multiplied again and again, each time with something that the product before it went into;
 and so is every other weight in between. Names, slices and the form of a step do not matter. Layers that only share a
 weight are no recurrence, for no product goes into another; nor are a forward and a backward pass, which takes weights
-transposed; nor layers of a graph network, which share what says who is whose neighbour, but not their weights.
+transposed; nor layers of a graph network, which share the adjacency matrix, but not their weights.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _chain(graph: Graph, order: Sequence[str], use: _Use, names: Sequence[str]) 
 def _is_recurrence(graph: Graph, chain: _Chain, uses: Mapping[str, Sequence[_Use]], again: Collection[_Use]) -> bool:
     """Whether each weight between the first product and the last is used again and again, too, and in one way.
 
-    Of two steps each has to read something of its own; a layer that is applied twice does not.
+    Where there are two steps, each has to read something that the other does not; a layer applied twice does not.
     """
     between = graph.reached([chain.products[-1]], lambda node: (tensor.node for tensor in node.inputs)) & (
         chain.behind | {chain.products[-1]}
@@ -182,7 +182,7 @@ def _is_recurrence(graph: Graph, chain: _Chain, uses: Mapping[str, Sequence[_Use
 
 
 def _firsts(chains: Sequence[_Chain]) -> list[_Chain]:
-    """Of each weight the first chain; others are of its gradient."""
+    """The first chain of each weight; others are of its gradient."""
     found: dict[int, _Chain] = {}
     for chain in chains:
         found.setdefault(chain.use.weight, chain)
@@ -208,7 +208,7 @@ def needed(graph: Graph, keep: Collection[str]) -> set[str]:
 
 
 def _order(graph: Graph) -> list[str]:
-    """Nodes behind what they read; a lowered loop begins anew where its next iteration would."""
+    """Nodes behind what they read, without the edges by which a lowered loop starts its next iteration."""
     waiting = {node.name: len(_before(graph, node)) for node in graph}
     earliest = itertools.count()
 

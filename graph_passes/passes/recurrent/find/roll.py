@@ -117,7 +117,7 @@ class _Roller:
         """The graph with the loop.
 
         Raises:
-            Unreadable: somebody needs what only single steps have.
+            Unreadable: another node needs what only single steps have.
         """
         found, steps = self.found, len(self.found.chains[0])
         zero, bound = self._constant("zero", 0), self._constant("bound", steps)
@@ -136,7 +136,7 @@ class _Roller:
             body.append(Node(f"{argument}.write", "TensorListSetItem", inputs, outputs=1))
             known[TensorId(f"{argument}.write")] = _LIST
         for place, tensor in enumerate(found.carried):
-            initial = found.states.get(tensor, next(iter(found.states.values())))  # a value that nobody reads
+            initial = found.states.get(tensor, next(iter(found.states.values())))  # a value that no step reads
             result = TensorId(second[tensor.node], tensor.index)
             self._variable(f"state.{place}", initial, self.source.specs[tensor], result)
         body.append(Node("one", "Const", outputs=1))
@@ -284,7 +284,7 @@ class _Roller:
         return nodes, specs
 
     def _listed(self, label: str, tensors: Sequence[TensorId]) -> TensorId:
-        """A list of what each step has of its own."""
+        """A list of the tensors of the steps, one each."""
         spec = self.source.specs[tensors[1]]
         whole = replace(spec, shape=(len(tensors), *(spec.shape or ())))
         kinds = {"T": DataType(spec.dtype), "N": len(tensors), "axis": 0}
@@ -366,10 +366,10 @@ class _Roller:
         return WorkingCopy(kept(), specs, source.constants | self.constants, functions)
 
     def _served(self, gone: Collection[str], rewired: Mapping[TensorId, TensorId], keep: Collection[str]) -> set[str]:
-        """What reads single steps, or what does so: the old gradient, and what nobody needs.
+        """The readers of single steps, and the readers of those: the old gradient, and nodes that nothing needs.
 
         Raises:
-            Unreadable: somebody needs it.
+            Unreadable: one of them is needed.
         """
         source = self.source
 

@@ -48,7 +48,7 @@ class Proposal:
 
 
 # For each entry that `walk` makes the gradient of, that gradient; empty if `walk` is no gradient of the steps, or that
-# cannot be told (`tfmem/capture/step_gradients.py`).
+# is unknown (`tfmem/capture/step_gradients.py`).
 Exits = Callable[[Graph, Proposal], Mapping[TensorId, TensorId]]
 
 
@@ -118,12 +118,12 @@ def entries_of(graph: Graph, found: Unrolled) -> dict[TensorId, TensorId]:
 def step_gradient(
     graph: Graph, found: Unrolled, needed: Collection[str], keep: Collection[str], exits: Exits
 ) -> StepGradient | None:
-    """The gradient of `found`, if the graph has it in a form that can be told.
+    """The gradient of `found`, if the graph has it in a form that is recognised.
 
     Args:
         graph: the graph, without cycles.
         found: steps.
-        needed: names of nodes that serve somebody.
+        needed: names of nodes that a result or an effect depends on.
         keep: names of nodes that are fetched.
         exits: see `Exits`.
     """
@@ -185,7 +185,7 @@ class _Search:
         for name in sorted(behind, key=self.place.__getitem__):
             node, made = self.graph[name], TensorId(name)
             if any(tensor.node not in behind for tensor in node.inputs):
-                continue  # a sum for somebody else, too
+                continue  # a sum that also has terms from elsewhere
             for entry in dict.fromkeys(self.entries.values()):
                 if not self._alike(made, entry):
                     continue
@@ -295,7 +295,7 @@ class _Search:
                 yield self._proposal(tuple(starts), tuple(tensor for tensor in outer if tensor not in given))
 
     def _last(self, tensor: TensorId) -> TensorId:
-        """Of a tensor of the first step, that of the last."""
+        """The tensor of the last step in place of one of the first."""
         steps = next(steps for steps in self.found.chains if steps[0] == tensor.node)
         return TensorId(steps[-1], tensor.index)
 
@@ -361,5 +361,5 @@ class _Search:
 
 
 def ends(graph: Graph, keep: Collection[str]) -> set[str]:
-    """The nodes that somebody needs for themselves: what has effects, and what is fetched."""
+    """The nodes that are needed for themselves: those with effects, and those that are fetched."""
     return {node.name for node in graph if node.name in keep or (node.stateful and node.op not in READS)}

@@ -59,9 +59,9 @@ class Unrolled:
 class Search:
     """Looks for one recurrence over the items of `unpack`.
 
-    Where `needed` is given, the names of nodes that serve somebody, the graph may have the gradient of the steps: these
-    alone are looked at, and those that read single steps are taken for that gradient. A step reads no item behind its
-    own, and a gradient reads them all, by what it is the gradient of; so neither is taken for the other.
+    Where `needed` is given, the names of nodes that a result or an effect depends on, the graph may have the gradient
+    of the steps. The search then looks at these alone, and takes those that read single steps for that gradient. A step
+    reads no later item, and a gradient reads them all, through the steps; so neither is taken for the other.
     """
 
     def __init__(self, graph: Graph, unpack: Node, backwards: bool, needed: Collection[str] | None = None) -> None:

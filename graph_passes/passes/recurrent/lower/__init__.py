@@ -1,1 +1,1 @@
-"""From a recurrence to its `Match`: the cell, what runs outside, who reads its results."""
+"""From a recurrence to its `Match`: the cell, what runs outside, and the readers of its results."""

@@ -1,6 +1,6 @@
 """Reads `CudnnRNNV3` (and `CudnnRNN`, `CudnnRNNV2`) into a match: what Keras emits where TensorFlow sees a GPU.
 
-cuDNN wants one vector of all weights. Keras packs it anew in every step, out of kernel, recurrent kernel and bias.
+cuDNN wants one vector of all weights. Keras packs it again in every step, out of kernel, recurrent kernel and bias.
 Where the vector can be traced back to those three, they are read directly and the packing is dead; else the vector is
 taken apart (`provenance.py`). Its layout, for gates in cuDNN's order (LSTM i, f, c, o; GRU r, z, h):
 
@@ -78,7 +78,7 @@ class Sizes:
 
 
 def joinable_cudnn(graph: Graph, match: Match) -> Joinable:
-    """The match of a `CudnnRNN`, with what tells whether another direction may share its launch."""
+    """The match of a `CudnnRNN`, with what decides whether another direction may share its launch."""
     node = graph[match.name]
     time, batch = (dimension_key(graph, node.inputs[0], axis) for axis in _time_and_batch(node))
     return Joinable(match, time, frozenset({batch}))
@@ -202,7 +202,7 @@ class _Reader:
         return Match(node.name, node.op, nodes, tuple(rewired), (node.name,))
 
     def outputs(self, output: TensorId) -> list[tuple[TensorId, TensorId]]:
-        """The output of a launch that walked backwards: who turns it once more reads it as it is."""
+        """The output of a launch that walked backwards: a node that reverses it once more reads it unchanged."""
         old = TensorId(self.node.name)
         readers = [use.node for use in self.graph.uses(old) if use.node not in self.backwards]
         turning = [name for name in readers if turns(self.graph, name, self.node)]

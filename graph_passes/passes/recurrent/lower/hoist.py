@@ -252,7 +252,7 @@ class Hoister:
         return self._done[tensor]
 
     def _say_whose_parts(self, node: Node, whole: Hoisted) -> None:
-        """So that nobody has to copy them, where all of them are read."""
+        """Record which matrix the parts are columns of: where all are read, no op has to copy them."""
         parts = [TensorId(node.name, index) for index in range(node.outputs)]
         if all(self._body.uses(part) for part in parts) and len(whole.shape) == 2:
             for part in parts:

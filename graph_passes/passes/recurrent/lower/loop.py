@@ -1,4 +1,4 @@
-"""From a loop to its `Match`: the cell, what it reads, and who reads its results."""
+"""From a loop to its `Match`: the cell, what it reads, and the readers of its results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Joinable:
-    """A match, and what tells whether it may share a launch with another: how many steps, how many rows.
+    """A match, and what decides whether it may share a launch with another: how many steps, how many rows.
 
     `batch` has symbolic batch sizes that are equal, one for each state: two matches may be joined if theirs intersect.
     """
@@ -170,7 +170,7 @@ class _LoopReader:
         return Joinable(self._match(nodes), self.prologue.time_key, self.batch)
 
     def _match(self, nodes: list[NewNode | Launch]) -> Match:
-        """Without rewirings and new nodes that nobody needs, and with all old nodes that are then dead."""
+        """The match, without unneeded rewirings and new nodes, and with all old nodes that are then dead."""
         graph, loop, keep = self.graph, self.loop, self.keep
         dead = dead_code(graph, loop.nodes, nodes, dict(self.rewired), keep)
         taken = [(old, new) for old, new in self.rewired if old.node in loop.nodes and old.node in keep]
@@ -329,7 +329,7 @@ class _LoopReader:
                 self.rewired.append((handle, made))
 
     def _readers(self, handle: TensorId) -> Iterator[str]:
-        """Who reads a list, or a copy of it: outside functions, TensorFlow copies a loop's results."""
+        """The readers of a list, or of a copy of it: outside functions, TensorFlow copies a loop's results."""
         for use in self.graph.uses(handle):
             copy = TensorId(use.node)
             if self.graph[use.node].op == "Identity" and use.node not in self.keep and self.graph.uses(copy):

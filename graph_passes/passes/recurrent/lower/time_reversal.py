@@ -18,7 +18,7 @@ def is_reversed(graph: Graph, sources: Iterable[TensorId]) -> bool:
 
 
 def unreversed(graph: Graph, write: Writer, source: TensorId) -> TensorId:
-    """`source` as it was before it was reversed."""
+    """The sequence of which `source` is the reversal."""
     found = _reversal(graph, source)
     if found is None:
         return source

@@ -6,7 +6,7 @@ lists, one more variable for each; the gradient loop starts from
     0, maximum, number of steps, gradients of the forward loop's results ..., lists and whatever else it reads ...
 
 and pops from the lists. Only results that can have a gradient have one, in the order of the forward loop's variables;
-but those that stay the same all the time (weights, the input list) may be left out, when nobody asked for theirs. Which
+but variables that the loop does not change (weights, the input list) may have none, if the program asks for none. Which
 are there is found from what the gradients start from, types and shapes; if two answers are possible, there is none.
 """
 
@@ -61,7 +61,7 @@ def read_pair(graph: Graph, forward: str, backward: str) -> Pair:
     """Which variable belongs to which.
 
     Raises:
-        Unreadable: the answer is not clear, or an op of the loop has a gradient of its own.
+        Unreadable: the answer is not clear, or an op of the loop has a custom gradient.
     """
     steps = graph.functions[forward, "body"]
     _refuse_own_gradients(steps.graph)
@@ -77,7 +77,7 @@ def read_pair(graph: Graph, forward: str, backward: str) -> Pair:
 
 
 def without_lists(graph: Graph, pair: Pair) -> Loop:
-    """The forward loop as it was before it served a gradient."""
+    """The forward loop without the lists that it keeps for its gradient."""
     node = graph[pair.forward]
     kept = [place for place in range(len(node.inputs)) if place not in pair.lists]
 

@@ -1,9 +1,9 @@
 """Replaces recurrences together with their gradients: pairs of loops, or a `CudnnRNN` with its `CudnnRNNBackprop`.
 
 The forward op is read as in inference, and then launched with the forward cell of its gradient, which keeps what the
-backward cell needs. The gradient of all that the match inserts is taken anew (`Gradients`): hoisted products, the
-recurrence and casts alike. What the old gradient op made of the gradients of the old results, the new one makes of
-the same gradients; so who else computes gradients, before or after, sees no difference.
+backward cell needs. `Gradients` differentiates all that the match inserts: hoisted products, the recurrence and casts
+alike. The new gradient ops read the gradients that the old gradient op read, and replace what it made; so gradients
+of other parts, before or after, do not change.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def plan_training(
 
     Args:
         graph: the graph, with functions.
-        keep: names of the nodes that somebody outside the graph reads or runs.
+        keep: names of the nodes that the caller reads or runs.
         gradients: see `Gradients`.
         check: see `Check`.
         names: gives names to new nodes.
@@ -240,7 +240,7 @@ class _Whole:
 
 
 def differentiable(match: Match) -> Match:
-    """The same match with launches that keep what their gradients need."""
+    """The match with launches that keep what their gradients need."""
     moved: dict[TensorId, TensorId] = {}
     nodes: list[NewNode | Launch] = []
     for node in match.nodes:

@@ -282,7 +282,7 @@ class _Loops:
         return spec is not None and spec.dtype == "variant"
 
     def wanted(self, pair: Pair, match: Match) -> Iterator[Wanted]:
-        """The tensors that the backward loop made and that somebody reads."""
+        """The tensors that the backward loop made and that are read elsewhere."""
         graph = self.graph
         for place, variable in pair.variables.items():
             old, x = TensorId(pair.backward, place), self.ahead.inputs[variable]

@@ -145,7 +145,7 @@ def test_warps_of_any_number_compile(product: str) -> None:
     ("arch", "options"),
     [
         (75, {"ctas": 24, "exchange": "grid"}),
-        (80, {"ctas": 24, "exchange": "grid", "rows": 16}),
+        (80, {"ctas": 24, "exchange": "grid", "rows": 4}),
         (90, {"ctas": 8, "exchange": "cluster"}),
     ],
 )

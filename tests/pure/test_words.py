@@ -26,35 +26,19 @@ WORDS_LEFT = {
     "custom_ops/extension": 2,
     "custom_ops/kernels": 15,
     "custom_ops/ops": 56,
-    "docs/architecture.md": 4,
     "graph_passes/analysis": 10,
-    "graph_passes/decision.py": 1,
     "graph_passes/errors.py": 1,
     "graph_passes/graph": 18,
     "graph_passes/lower": 11,
     "graph_passes/passes": 54,
     "graph_passes/pipeline.py": 1,
-    "graph_passes/report.py": 2,
-    "tfmem/capture": 31,
-    "tfmem/frontends": 4,
-    "tfmem/kernels": 3,
-    "tfmem/runtime": 17,
-    "tfmem/steps": 38,
-    "tfmem/timing": 3,
 }
 # How many docstrings still open with the words of OPENING, by folder.
 OPENINGS_LEFT = {
     "graph_passes/analysis": 4,
-    "graph_passes/decision.py": 1,
     "graph_passes/graph": 4,
     "graph_passes/lower": 13,
     "graph_passes/passes": 15,
-    "tfmem/capture": 7,
-    "tfmem/frontends": 1,
-    "tfmem/kernels": 3,
-    "tfmem/runtime": 4,
-    "tfmem/steps": 1,
-    "tfmem/timing": 1,
 }
 
 

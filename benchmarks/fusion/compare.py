@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.fusion.cases import COPY, OF_XLA, RECURRENT
 
 BOUNDS = {True: 1e-4, False: 1e-5}  # relative: of the loss after all steps of training, of the outputs of inference
-LEFT = ("left as it was", "left unchanged")  # texts of older and newer reports on a step that runs as given
+LEFT = ("left as it ", "left unchanged")  # how older and newer reports begin on a step that runs as given
 
 Outcome = Mapping[str, Any]
 

@@ -65,7 +65,7 @@ class Event(enum.Enum):
 
     DEFERRED = "it may wait for its plan"
     UNKNOWN = "costs are estimates"
-    KNOWN = "a profile tells the costs"
+    KNOWN = "a profile holds the costs"
     CHOSEN = "what will run is chosen, and is to be checked"
     UNWATCHED = "what will run is chosen, and needs no check"
     RAN = "it ran"

@@ -1,10 +1,11 @@
-"""What was decided about a graph, as data that a report holds; their values are the words that it prints.
+"""What was decided about a graph, as data that a report holds. The value of a member is the text that a report prints.
 
-Code compares these values and never their words.
+Code compares members and never their texts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -23,7 +24,7 @@ class Decision(StrEnum):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the step runs as it was given."""
+        """Whether the unmodified step runs."""
         return self in (Decision.NO_BUDGET, Decision.FITS, Decision.OVER, Decision.FAILED)
 
 
@@ -37,18 +38,18 @@ class Fusion(StrEnum):
 
 
 class FusionWhy(StrEnum):
-    """Why a step runs stitched, or does not; where times or an error say it, the report has a sentence of its own."""
+    """Why a step runs stitched or not. If the reason is a time or an error, the report holds another text instead."""
 
-    UNDECIDED = "not decided yet: it runs as it was"
-    MEANWHILE = "not decided yet: it runs as it was, while it is planned and kernels for its recurrent layers are made"
-    BY_MODEL = "stitched, as the model has it: nothing was timed"
-    UNTUNED = "stitched, as the model has it: tune='off'"
-    DETERMINISTIC = "stitched, as the model has it: op determinism is on"
+    UNDECIDED = "not decided yet: the unmodified step runs"
+    MEANWHILE = "not decided yet: the unmodified step runs while tfmem plans it and compiles its recurrent kernels"
+    BY_MODEL = "stitched, as the cost model chose: nothing was timed"
+    UNTUNED = "stitched, as the cost model chose: tune='off'"
+    DETERMINISTIC = "stitched, as the cost model chose: op determinism is on"
     NOTHING = "nothing to stitch"
-    PLANNED = "left as it was: a plan for the memory budget runs in its place"
+    PLANNED = "left unchanged: a plan for the memory budget runs in its place"
     TRACED = "not stitched: more of the function is still to be traced"
-    DISTRIBUTED = "left as it was: it runs under a distribution strategy"
-    FAILED = "left as it was: stitching failed"
+    DISTRIBUTED = "left unchanged: the step runs under a distribution strategy"
+    FAILED = "left unchanged: stitching failed"
     XLA_ASKED = "left to XLA, which the function asks for"
     XLA_UNTIMED = "left to XLA: nothing can be timed"
 
@@ -73,10 +74,15 @@ class Xla(StrEnum):
 
     NO_PART = ""
     LEFT_ON = "left on"
-    RECURRENT = "off: recurrent kernels cannot live inside XLA"
-    MOVED = "off: memory ops cannot live inside XLA"
-    ORDERED = "off: the planned order cannot be held inside XLA"
+    RECURRENT = "off: XLA cannot compile recurrent kernels"
+    MOVED = "off: XLA cannot compile memory ops"
+    ORDERED = "off: XLA would not keep the planned order"
     STITCHED = "off: stitched it is faster"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Xla | None:
+        """The member that older reports name by another text."""
+        return _OLDER_TEXTS.get(value)
 
     @property
     def is_lost(self) -> bool:
@@ -84,8 +90,15 @@ class Xla(StrEnum):
         return self not in (Xla.NO_PART, Xla.LEFT_ON)
 
 
+_OLDER_TEXTS: Mapping[object, Xla] = {
+    "off: recurrent kernels cannot live inside XLA": Xla.RECURRENT,
+    "off: memory ops cannot live inside XLA": Xla.MOVED,
+    "off: the planned order cannot be held inside XLA": Xla.ORDERED,
+}
+
+
 class Missed(str):
-    """A note of a report: by how much the budget is missed. It is told by its type, not by its words.
+    """A note of a report: by how much a step exceeds the budget. Code recognises its type, not its text.
 
     Attributes:
         how: what follows "OVER BUDGET" in it.
@@ -102,5 +115,5 @@ class Missed(str):
 
     @property
     def once(self) -> str:
-        """What is said of it when it holds no more."""
+        """The text for a step that has met its budget since."""
         return f"over budget (while plans were tried, not since){self.how}"

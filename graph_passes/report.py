@@ -1,5 +1,5 @@
-"""What a pipeline did to one graph, planned beside measured. Pure data: text and JSON are its only forms here;
-`tfmem.plot` draws it."""
+"""What a pipeline did to one graph, planned and measured. A report prints as text and is stored as JSON; `tfmem.plot`
+draws it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Report:
             `Decision`, or its value.
         budget: the memory budget, None where no limit was asked for.
         passes: the passes that ran, in order.
-        peak_before: peak memory of the graph as it was given.
+        peak_before: peak memory of the unmodified graph.
         peak_predicted: the plan's peak.
         peak_measured: the allocator's peak during the last observed step, and `peak_uncounted`.
         peak_uncounted: bytes of the predicted peak in tensors that the device's allocator does not count: on a CPU
@@ -115,14 +115,14 @@ class Report:
         transfers: the tensors that move.
         curve_before: (op, bytes in use while it runs) in execution order, as given.
         curve_after: the same for the optimised graph: measured where it ran, else planned.
-        notes: what was left alone and why, replans, and anything else the user should know.
+        notes: what was left unchanged and why, replans, and anything else the user should know.
         jit_compile: what became of XLA, and why; an `Xla`, or its value, empty where it played no part.
         replaced: recurrent layers that now run as one kernel, a line for each.
-        not_replaced: loops that stay as they were, and why.
+        not_replaced: loops that stay unchanged, and why.
         regions: ops that run as one where the step runs stitched, and would elsewhere.
         not_stitched: (op, why) for the ops that are in no region, in one sentence.
         fusion: whether the step runs stitched, and why; empty where the pass did not run.
-        fusion_state: the first of that as data.
+        fusion_state: whether the step runs stitched, as data.
         function: which of a model's functions this is about: "train", "test" or "predict".
         others: reports of the model's other functions.
         not_enforced: lists of loops that the budget does not count: what they hold is not known before they run.
@@ -257,7 +257,7 @@ def measured(report: Report, peak: int) -> Report:
 
 
 def unenforced(report: Report) -> str:
-    """For what the budget is not enforced, and why."""
+    """The lists that the budget is not enforced for, and why."""
     count = len(report.not_enforced)
     lists = f"the list '{report.not_enforced[0]}'" if count == 1 else f"{count} lists ('{report.not_enforced[0]}', ...)"
     return f"the budget is not enforced for {lists} of loops: what they hold is not known before they run"
@@ -297,13 +297,13 @@ def _deviation(report: Report) -> str:
     """How far the measured peak is from the plan, and whether it broke the budget."""
     if report.peak_measured is None or not report.peak_predicted:
         return ""
-    off = f" ({report.peak_measured / report.peak_predicted - 1:+.1%} of plan)"
+    off = f" ({report.peak_measured / report.peak_predicted - 1:+.1%} vs. plan)"
     over = report.budget is not None and report.peak_measured > report.budget
     return off + (" OVER BUDGET" if over else "")
 
 
 def _uncounted(report: Report) -> list[str]:
-    """How much of the measured peak nobody measured, where that is over 1%."""
+    """How much of the measured peak is planned and not measured, if that is over 1%."""
     if report.peak_measured is None or 100 * report.peak_uncounted < report.peak_measured:
         return []
     small = size(report.peak_uncounted)
@@ -311,11 +311,11 @@ def _uncounted(report: Report) -> list[str]:
 
 
 def _outside(ops: Sequence[tuple[str, str]]) -> list[str]:
-    """How many ops are in no region, by the reason; the most frequent ones."""
+    """Lines with the number of ops that are in no region, for each of the most frequent reasons."""
     counted = Counter(why for _, why in ops)
-    lines = [f"  outside     {count}: {why}" for why, count in counted.most_common(MOST_REASONS)]
+    lines = [f"  not fused   {count}: {why}" for why, count in counted.most_common(MOST_REASONS)]
     rest = len(ops) - sum(count for _, count in counted.most_common(MOST_REASONS))
-    return [*lines, f"  outside     {rest} for other reasons; see tfmem.explain"] if rest else lines
+    return [*lines, f"  not fused   {rest} for other reasons; see tfmem.explain"] if rest else lines
 
 
 def _transfer_table(transfers: Sequence[TransferRecord], rows: int) -> list[str]:
@@ -345,7 +345,7 @@ def _report(data: dict[str, Any]) -> Report:
 
 
 def _restored(name: str, value: Any) -> Any:
-    """JSON has lists for tuples and dicts for records."""
+    """The value of a field; JSON has lists for tuples and dicts for records."""
     if name == "others":
         return tuple(map(_report, value))
     if name == "transfers":

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.fusion.cases import COPY, OF_XLA, RECURRENT
 
 BOUNDS = {True: 1e-4, False: 1e-5}  # relative: of the loss after all steps of training, of the outputs of inference
+LEFT = ("left as it ", "left unchanged")  # how older and newer reports begin on a step that runs as given
 
 Outcome = Mapping[str, Any]
 
@@ -57,7 +58,7 @@ def busy_over_xla(outcome: Outcome, system: str) -> float | None:
 def given_runs(outcome: Outcome, system: str) -> bool:
     """Whether the system runs the step as given, since stitched it was no faster. Older results say so as a text."""
     stitched = value(outcome, system, "stitched")
-    return (value(outcome, system, "fusion") or "").startswith("left as it") if stitched is None else not stitched
+    return (value(outcome, system, "fusion") or "").startswith(LEFT) if stitched is None else not stitched
 
 
 def fewer(outcome: Outcome, system: str | None) -> float | None:

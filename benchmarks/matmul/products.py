@@ -13,7 +13,10 @@ from benchmarks.matmul.multiplier import Multiplier, Shape
 from benchmarks.recurrent.kernels import FOLDER
 from custom_ops.jit.cache import Cache
 from custom_ops.matmul import kernels
+from graph_passes.analysis.cost.device import product_sizes
 from graph_passes.passes.products.plan import worth_it
+
+SIZES = product_sizes("h200")  # those of the thresholds in docs/benchmarks_matmul.md
 
 
 class Product:
@@ -22,7 +25,7 @@ class Product:
     def __init__(self, rows: int, depth: int, columns: int, dtype: torch.dtype, exact: bool) -> None:
         """`exact`: whether nothing is to be rounded to TF32."""
         self.result = torch.empty(rows, columns, device="cuda", dtype=dtype)
-        self._on_tensor_cores = exact and dtype == torch.float32 and worth_it(rows, depth, columns)
+        self._on_tensor_cores = exact and dtype == torch.float32 and worth_it(rows, depth, columns, SIZES)
         self._prepared: dict[tuple[object, ...], Callable[[int], None]] = {}
         if self._on_tensor_cores:
             self._shape = Shape(rows, depth, columns)

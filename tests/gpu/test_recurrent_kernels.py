@@ -160,7 +160,7 @@ def test_parts_of_sums_over_a_hundred_steps(device: Device, where: dict[str, Any
 @pytest.mark.parametrize("where", [CLUSTER, GRID], ids=["cluster", "grid"])
 @pytest.mark.parametrize("name", ["gru2", "chained"])
 def test_replicas_of_many_rows(device: Device, name: str, where: dict[str, Any]) -> None:
-    options = {"rows": 32, "lanes": 32, "shared_weights": 32}
+    options = {"rows": 16, "lanes": 32, "shared_weights": 32}
     compare(device, REPLICATED[name], 60, 37, replicated=True, **options, **where)
 
 

@@ -72,7 +72,8 @@ def test_recurrent_kernels_do_not_count_as_fusion(cases) -> None:
 
 def test_a_step_that_runs_as_given_is_marked(cases) -> None:
     older = {"fusion": "left as it was: stitched it took 2 ms a step against 1 ms, on copies"}
-    for found in (older, {"stitched": False}):
+    newer = {"fusion": older["fusion"].replace("as it was", "unchanged")}
+    for found in (older, newer, {"stitched": False}):
         cases["word2vec"]["systems"]["tfmem"] = {"status": "ok", "ms": 4.0} | found
         text = "\n".join(tables.table(cases))
         assert "| word2vec | 8.000 | 4.000 | refused | 4.000 (as given) |" in text

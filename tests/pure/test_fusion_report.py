@@ -44,7 +44,7 @@ REPORT = Report(
 LEFT = replace(
     REPORT,
     decision=UNCHANGED_FITS,
-    fusion="left as it was: stitched it took 1.95 ms a step against 1.87 ms, on copies",
+    fusion="left unchanged: stitched it took 1.95 ms a step against 1.87 ms, on copies",
     fusion_state=Fusion.LEFT,
 )
 
@@ -75,7 +75,7 @@ def test_regions_that_do_not_run_are_not_told_as_if_they_did(state: Fusion) -> N
     assert "fusion_0" not in text
     assert report.running == ()
     assert explain(report, "update") == (
-        "'update' runs in no region (left as it was: stitched it took 1.95 ms a step against 1.87 ms, on copies); "
+        "'update' runs in no region (left unchanged: stitched it took 1.95 ms a step against 1.87 ms, on copies); "
         "stitched it would be in region 'fusion_0', as kernel 2 of 2, which holds nothing else."
     )
     assert explain(report, "draw") == "'draw' is in no region: a stateful random op."
@@ -95,7 +95,7 @@ def test_what_there_was_no_op_of() -> None:
 
 
 def test_what_is_not_planned_yet_is_said() -> None:
-    report = replace(REPORT, fusion="not decided yet: it runs as it was", regions=(), not_stitched=())
+    report = replace(REPORT, fusion="not decided yet: the unmodified step runs", regions=(), not_stitched=())
     with pytest.raises(GraphError, match=r"nothing is planned of .* yet \(not decided yet.*ask again after more calls"):
         explain(report, "MatMul")
 
@@ -111,7 +111,7 @@ def test_reports_of_regions_are_read_as_they_were_written() -> None:
 def test_the_table_names_regions_and_counts_reasons() -> None:
     lines = REPORT.to_text().splitlines()
     assert "  stitched    fusion_0: 11 ops in 2 kernels and 1 call" in lines
-    assert "  outside     2: no rule for Placeholder" in lines
+    assert "  not fused   2: no rule for Placeholder" in lines
     assert "  fusion      stitched: 0.4 ms a step against 0.9 ms, on copies" in lines
 
 

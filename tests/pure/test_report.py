@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from graph_passes.decision import Decision, Missed
+from graph_passes.decision import Decision, Missed, Xla
 from graph_passes.report import MOVED, UNCHANGED_FITS, Report, TransferRecord, duration, size
 from tfmem.plot import PlotError, plot_report
 
@@ -86,7 +86,7 @@ def test_text_says_when_the_budget_is_broken(moved):
     within = dataclasses.replace(moved, peak_measured=10 * MIB)
     over = dataclasses.replace(moved, peak_measured=11 * MIB)
     assert "OVER BUDGET" not in within.to_text()
-    assert "+10.0% of plan) OVER BUDGET" in over.to_text()
+    assert "+10.0% vs. plan) OVER BUDGET" in over.to_text()
 
 
 def test_text_keeps_the_largest_transfers_and_sums_the_rest(moved):
@@ -166,6 +166,8 @@ def test_decisions_are_data(moved):
     assert [each for each in Decision if each.is_unchanged] == [each for each in Decision if "unchanged" in each]
     assert Report("f", "CPU", "hybrid", "unchanged: fits", 0, 0).decision is Decision.FITS
     assert Report.from_json(moved.to_json()).decision is MOVED
+    older = moved.to_json().replace('"jit_compile": ""', '"jit_compile": "off: memory ops cannot live inside XLA"')
+    assert Report.from_json(older).jit_compile is Xla.MOVED
     with pytest.raises(ValueError, match="not a tfmem report: 'gone' is not a valid Decision"):
         Report.from_json(moved.to_json().replace('"decision": "moved"', '"decision": "gone"'))
 

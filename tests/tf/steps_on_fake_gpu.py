@@ -136,7 +136,7 @@ def test_without_a_compiler_the_step_runs_as_it_was(gpu: FakeGpu, on_gpu: Callab
     plain, model = Softmax(), Softmax()
     launched = gpu.calls("cuGraphLaunch")
     step = optimized(model.step)
-    with pytest.warns(tfmem.TfmemWarning, match=r"no kernel for this device: NVRTC 12\.9 rejects a kernel"):
+    with pytest.warns(tfmem.TfmemWarning, match=r"stays unchanged: no kernel .*: NVRTC 12\.9 rejects a kernel"):
         found = step(*batch())
     close(found, plain.step(*batch()))
     close(values(model.variables), values(plain.variables))

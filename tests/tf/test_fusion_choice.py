@@ -1,4 +1,4 @@
-"""Which of the two runs: the step as it was until it is timed, then the faster one; timing is noticed by nobody."""
+"""Which of the two runs: the unmodified step until it is timed, then the faster one. Timing has no visible effects."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_planned_step_says_why_it_is_not_stitched() -> None:
         step(tf.ones([4096, 256]))
         if not tfmem.report(step).fusion.startswith(UNDECIDED):
             break
-    assert tfmem.report(step).fusion == "left as it was: a plan for the memory budget runs in its place"
+    assert tfmem.report(step).fusion == "left unchanged: a plan for the memory budget runs in its place"
 
 
 def step_in(step: Any) -> Any:
@@ -112,7 +112,7 @@ def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         assert report.fusion == (
             "stitched: 1 ms a step against 2 ms, on copies"
             if faster
-            else "left as it was: stitched it took 2 ms a step against 1 ms, on copies"
+            else "left unchanged: stitched it took 2 ms a step against 1 ms, on copies"
         )
         assert report.regions
         if not faster:
@@ -129,7 +129,7 @@ def test_first_calls_run_as_it_was_and_timing_comes_in_slices(monkeypatch: pytes
     for slices in (1, 2):
         np.testing.assert_array_equal(run(step, 1), run(plain.step, 1))
         assert contest.slices == slices
-        assert tfmem.report(step).fusion == "not decided yet: it runs as it was"
+        assert tfmem.report(step).fusion == "not decided yet: the unmodified step runs"
     close(run(step, 3), run(plain.step, 3))
     assert contest.slices == 3
     assert tfmem.report(step).decision == STITCHED
@@ -181,7 +181,7 @@ def test_a_choice_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert said == [
         "stitched: 1 ms a step against 2 ms, on copies",
         "stitched: 1 ms a step against 2 ms; known from the cache",
-        "left as it was: stitched it took 2 ms a step against 1 ms, on copies",
+        "left unchanged: stitched it took 2 ms a step against 1 ms, on copies",
     ]
 
 
@@ -232,7 +232,7 @@ def test_a_turn_lasts_until_the_device_is_done(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tf.test.experimental, "sync_devices", synced)
     fused = optimized(step, fusion=FULL)
     run(fused, 2 * (ROUNDS + 1) + 1, x)
-    assert tfmem.report(fused).fusion.startswith("left as it was: stitched it took 5"), tfmem.report(fused).fusion
+    assert tfmem.report(fused).fusion.startswith("left unchanged: stitched it took 5"), tfmem.report(fused).fusion
 
 
 def test_a_variable_without_a_value_is_the_callers_error_while_timing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_determinism_plans_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(contests, "Slices", Found())
     step = optimized(Softmax().step, fusion=FULL)
     run(step, 2)
-    assert tfmem.report(step).fusion == "stitched, as the model has it: op determinism is on"
+    assert tfmem.report(step).fusion == "stitched, as the cost model chose: op determinism is on"
 
 
 def with_xla() -> Any:

@@ -82,10 +82,10 @@ def test_a_fault_costs_as_little_as_can_be(
         close(step(x), plain(x))
     report = tfmem.report(step)
     assert "InjectedError: on purpose" in "".join(report.notes)
-    ran = 0 if report.fusion == "left as it was: stitching failed" else len(report.regions)
+    ran = 0 if report.fusion == "left unchanged: stitching failed" else len(report.regions)
     assert ran == regions
     assert (report.decision == "stitched") == (regions > 0)
-    assert report.fusion.startswith("left as it was: ") == (regions == 0)
+    assert report.fusion.startswith("left unchanged: ") == (regions == 0)
 
 
 def test_a_region_that_cannot_be_written_stays_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_fault_while_timing_leaves_the_step_as_it_was(monkeypatch: pytest.Monk
     x, _ = batch()
     with pytest.warns(tfmem.TfmemWarning, match="on purpose"):
         close(step(x), plain(x))
-    assert tfmem.report(step).fusion.startswith("left as it was: timing failed")
+    assert tfmem.report(step).fusion.startswith("left unchanged: timing failed")
     close(step(x), plain(x))
 
 

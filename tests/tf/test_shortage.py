@@ -127,6 +127,6 @@ def test_a_step_without_memory_is_run_again_and_says_that_random_ops_drew(
     function = tfmem.optimize(make(), memory_budget=budget)
     assert [[float(value) for value in function(*batch)] for _ in range(8)] == expected
     assert any(
-        "ran out of memory at 'Conv2D'" in note and note.endswith("random ops that had run by then drew anew")
+        "ran out of memory at 'Conv2D'" in note and note.endswith("random ops that had run by then drew again")
         for note in tfmem.report(function).notes
     )

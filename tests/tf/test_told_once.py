@@ -90,7 +90,7 @@ def test_a_step_that_loses_xla(new_net, batch, budget):
     function = optimized(new_net(), budget, jit_compile=True)
     _, messages = recorded(lambda: run(function, batch, steps=9))
     assert len(messages) == 1
-    assert "XLA is off: memory ops cannot live inside XLA" in messages[0]
+    assert "XLA is off: XLA cannot compile memory ops" in messages[0]
 
 
 def lstm(**changes):
@@ -102,7 +102,7 @@ def lstm(**changes):
 def test_a_recurrent_layer_that_loses_xla(flow):
     _, messages = recorded(lambda: lstm(jit_compile=True)(tf.zeros([2, 5, 3])))
     assert len(messages) == 1
-    assert "XLA is off: recurrent kernels cannot live inside XLA" in messages[0]
+    assert "XLA is off: XLA cannot compile recurrent kernels" in messages[0]
 
 
 @tf.function
@@ -132,7 +132,7 @@ def test_nothing_can_be_observed(new_net, batch, budget):
     function = optimize_with(replace(engine, counts=False), tf.function(new_net().step))
     _, messages = recorded(lambda: run(function, batch, steps=3))
     assert len(messages) == 1
-    assert "nothing can be observed" in messages[0]
+    assert "tfmem cannot measure memory" in messages[0]
 
 
 @pytest.mark.parametrize("kind", ["function", "graph"])

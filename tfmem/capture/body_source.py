@@ -54,7 +54,7 @@ class Body:
 
     Attributes:
         name: of the function.
-        caller: who calls it: "decoder/while/body".
+        caller: the path of its call: "decoder/while/body".
         captured: the function as a graph.
         shaped: the same with shapes.
     """

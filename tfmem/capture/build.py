@@ -42,7 +42,7 @@ def shaped_graph(captured: Captured, feed_shapes: FeedShapes | None = None) -> t
     set (`set_shape`) where ops kept their names.
 
     Args:
-        captured: the graph, as it was captured or rewritten.
+        captured: the graph, as captured or as rewritten.
         feed_shapes: shapes of feeds, by tensor name ("x:0"), where better known than in the graph.
 
     Raises:
@@ -213,8 +213,8 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
     """Give every library function a new name, and register it.
 
     Grappler changes bodies and keeps names, so a name may mean something else already; and
-    TensorFlow drops a function with the object that made it. Whoever holds the returned objects
-    owns the new functions. Functions that hold the code of GPU kernels are called by their digest,
+    TensorFlow drops a function with the object that made it. The returned objects own the new
+    functions, so the caller keeps them. Functions that hold the code of GPU kernels are called by their digest,
     so that a process has each once.
 
     Returns:

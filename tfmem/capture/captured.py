@@ -13,8 +13,8 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
 
-# Stateful ops that only read or only name a resource. Nothing is lost when nobody asks for their
-# result.
+# Stateful ops that only read or only name a resource. A graph may drop one whose result
+# no op reads.
 READERS = frozenset(
     {
         "AnonymousIterator",
@@ -37,7 +37,7 @@ READERS = frozenset(
     }
 )
 
-# Stateful ops that a second run does no harm to: there, random ops have kernels of their own.
+# Stateful ops that a second run does no harm to: it gives random ops separate kernels.
 HARMLESS = frozenset(
     {
         "ReadVariableOp",
@@ -61,7 +61,7 @@ HARMLESS = frozenset(
         "UniformCandidateSampler",
     }
 )
-# Their state is their own: TensorFlow does not run one whose numbers nobody reads, either.
+# Only the op itself reads its state. TensorFlow, too, drops such an op if no op reads its numbers.
 RANDOM = frozenset(
     {
         "Multinomial",

@@ -1,4 +1,4 @@
-"""What was captured, as the graph that passes plan on and edit."""
+"""A captured graph in the form that passes plan on and edit."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class CapturedSource:
 
     def follow(self, other: Source) -> Mapping[str, str]:
         """See `Source`."""
-        raise GraphError("only bodies are like others")
+        raise GraphError("internal error in tfmem: a top-level graph cannot follow another; please report this")
 
     def edit(
         self, graph: Graph, rewrites: Sequence[Rewrite], check: Callable[[Graph], object]
@@ -177,7 +177,7 @@ def _written(before: Captured, graph: Graph, successors: Mapping[str, str]) -> C
 
 
 def _can_be_fetched(graph: Graph, name: str) -> bool:
-    """Whether anybody outside can ask for the node: lists of tensors and resources stay in the graph."""
+    """Whether a caller can fetch the node: lists of tensors and resources stay in the graph."""
     specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])] if name in graph.nodes else []
     return not specs or any(spec is None or spec.dtype not in ("variant", "resource") for spec in specs)
 

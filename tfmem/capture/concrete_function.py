@@ -75,7 +75,7 @@ def _outputs(cf: ConcreteFunction) -> list[tf.Tensor]:
 
 
 def call_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
-    """What a `tf.function` chooses its trace by, where every argument is a plain tensor; else None.
+    """A key that decides which trace a `tf.function` chooses, if every argument is a plain tensor; else None.
 
     For calls that are made eagerly. Those with equal keys run the same trace. To ask the `tf.function` takes longer
     than a short step runs.
@@ -91,7 +91,7 @@ def call_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | Non
 
 
 def _surroundings() -> Hashable:
-    """What else an eager call's trace depends on; None where nothing is special, as it is found out fastest."""
+    """The context that an eager call's trace depends on, too; None in the usual case, for speed."""
     distributed = ops.get_default_graph()._distribution_strategy_stack
     if distributed or save_context.in_save_context():
         return function_context.make_function_context()
@@ -99,19 +99,20 @@ def _surroundings() -> Hashable:
 
 
 def call_traced(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """`cf(*args, **kwargs)` for arguments that were traced to `cf`: they need not be checked once more."""
+    """`cf(*args, **kwargs)` for arguments that were traced to `cf`: TensorFlow need not check them again."""
     return cf._call_flat(flat_arguments(cf, args, kwargs), captured_inputs=_captured_by(cf))
 
 
 def _captured_by(cf: ConcreteFunction) -> list[tf.Tensor]:
-    """`cf.captured_inputs`, for which TensorFlow looks for structures and for what is made anew in each call."""
+    """`cf.captured_inputs`; TensorFlow searches these for structures and for values that each call makes again."""
     captures: list[Any] = cf._captured_inputs
     return list(captures) if set(map(type, captures)) <= {EagerTensor} else cf.captured_inputs
 
 
 def gradient_order(cf: ConcreteFunction, tensors: Sequence[tf.Tensor]) -> int:
-    """Of which order a gradient may be asked for: 0 where nothing records a call of `cf` with these tensors, 2 for more
-    than one tape, a persistent one, and forward accumulators.
+    """The highest order of gradient that a tape may take of a call of `cf` with these tensors.
+
+    It is 0 where no tape records the call, and 2 for several tapes, a persistent tape, or a forward accumulator.
     """
     if not record.could_possibly_record():
         return 0
@@ -125,7 +126,7 @@ def flat_arguments(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[
 
     A trace takes a value for each of its parameters: see `tfmem.capture.arguments.with_defaults`.
     """
-    count = len(cf.inputs) - len(cf._captured_inputs)  # `captured_inputs` would make some of them once more
+    count = len(cf.inputs) - len(cf._captured_inputs)  # `captured_inputs` would make some of them again
     if not kwargs and len(args) == count and all(isinstance(arg, tf.Tensor) for arg in args):
         return list(args)
     return list(cf.function_type.unpack_inputs(cf.function_type.bind(*args, **kwargs)))
@@ -181,7 +182,7 @@ def with_xla(cf: ConcreteFunction) -> Callable[[list[tf.Tensor]], Any]:
 
 
 class RestoredFunction(ConcreteFunction):
-    """A `ConcreteFunction` whose graph is final: TensorFlow runs it without rewriting it once more.
+    """A `ConcreteFunction` whose graph is final: TensorFlow runs it without rewriting it again.
 
     Called eagerly, in a `tf.function` or as a signature of a SavedModel, Grappler stays off. What Grappler and tfmem
     put into it has no gradient, so the gradient is that of the original, which runs in its place where one may be
@@ -206,8 +207,10 @@ class RestoredFunction(ConcreteFunction):
     _told: tuple[object, tuple[Any, ...]] = (None, ())
 
     def _call_flat(self, tensor_inputs: Sequence[tf.Tensor], captured_inputs: Sequence[tf.Tensor]) -> Any:
-        """What TensorFlow's Python does around a call takes longer than a small graph runs, so it is left out where
-        nobody asks for it: records gradients, cancels, builds a graph, or gets handles."""
+        """Call the function without TensorFlow's Python code around a call, which takes longer than a small graph.
+
+        A call that records gradients, can be cancelled, builds a graph or returns handles needs that code.
+        """
         building = not tf.executing_eagerly() or ops.get_default_graph().building_function
         order = gradient_order(self, [*tensor_inputs, *captured_inputs])
         if order > (1 if building else 0):  # a gradient of first order changes the call when it is taken
@@ -228,13 +231,13 @@ class RestoredFunction(ConcreteFunction):
             self._warned = True
             name = tf.compat.as_str(self.original.name)
             warn(
-                f"'{name}' is called under a gradient tape, so it runs as it was before tfmem: what was optimised has "
-                "no gradient. Optimise the function that takes the gradient, or call this one where no tape records"
+                f"'{name}' is called under a gradient tape, so the original function runs: the optimised one has no "
+                "gradient. Optimise the function that takes the gradient, or call this one where no tape records"
             )
 
     @functools.cached_property
     def portable(self) -> RestoredFunction:
-        """The same, for other graphs and SavedModels; an eager call of it is one of this function."""
+        """This function for other graphs and SavedModels; an eager call of the result calls this function."""
         if self.make_portable is None:
             return self
         portable = self.make_portable()

@@ -1,8 +1,8 @@
-"""A traced function whose results wait for nothing but what they are computed from.
+"""A traced function whose results wait for their inputs alone.
 
-`tf.function` lets each result wait for all that its trace does besides, by a control edge from the last assignment.
-Where the result is a GPU's and the assignment a CPU's, TensorFlow sends something empty to the GPU for it, behind all
-that the GPU has been told to do: so the call would return when the kernel has ended, and not when it was launched.
+`tf.function` makes each result wait for all side effects of its trace, by a control edge from the last assignment. If
+the result is on a GPU and the assignment on a CPU, TensorFlow sends an empty tensor to the GPU, behind all work that is
+enqueued there. So the call would return when the kernel ends, and not when it is launched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tfmem.capture.concrete_function import (
 
 
 def with_early_results(cf: ConcreteFunction) -> RestoredFunction:
-    """The same function; what it does besides is over, too, when a call of it has returned. See `call_unrecorded`."""
+    """`cf` with results that wait for no side effect. A call still returns after all effects; see `call_unrecorded`."""
     captured = capture_concrete(cf)
     graph_def = GraphDef()
     graph_def.CopyFrom(captured.graph_def)
@@ -33,7 +33,7 @@ def with_early_results(cf: ConcreteFunction) -> RestoredFunction:
     for node in graph_def.node:
         if node.name in results and node.op == "Identity":
             node.input[:] = [name for name in node.input if not name.startswith("^")]
-    # What the results waited for: TensorFlow would place it, though nobody reads it, and send what it waits for there.
+    # Drop the no-op that results waited for: TensorFlow would place it, though no op reads it, and copy its inputs.
     read = {name.lstrip("^") for node in graph_def.node for name in node.input}.union(captured.control_fetches)
     kept = [node for node in graph_def.node if node.op != "NoOp" or node.name in read]
     graph_def = GraphDef(versions=graph_def.versions, node=kept, library=graph_def.library)
@@ -41,6 +41,6 @@ def with_early_results(cf: ConcreteFunction) -> RestoredFunction:
 
 
 def call_unrecorded(cf: RestoredFunction, tensors: Sequence[tf.Tensor]) -> Any:
-    """What an eager call returns; no tape knows of it."""
+    """What an eager call returns; no tape records the call."""
     with record.stop_recording():
         return call_traced(cf, tuple(tensors), {})

@@ -1,5 +1,5 @@
-"""Bodies that differ in nothing but the names of their nodes, as steps have them that were written one after the other:
-what is done to one of them is done to the others, without being planned again."""
+"""Bodies that differ in the names of their nodes alone, as in unrolled steps. tfmem plans one of them, and edits the
+others in the same way."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def names_by_place(first: Captured, second: Captured) -> dict[str, str]:
 
 
 def followed(given: Captured, other: Captured, edited: Captured) -> Captured:
-    """`given`, edited as another body of its structure was.
+    """`given`, with the edit that another body of equal structure got.
 
     Args:
         given: not changed.
-        other: as it was before.
-        edited: as it is now.
+        other: the other body before its edit.
+        edited: the other body after its edit.
 
     Raises:
         GraphError: nodes that are new in `edited` are called as others here.
@@ -110,7 +110,7 @@ def _renamed(node: NodeDef, names: Mapping[str, str], functions: Mapping[str, st
 
 
 def _colocated(value: AttrValue, names: Mapping[str, str]) -> AttrValue:
-    """Less what is colocated with a node of another graph, which means nothing."""
+    """The colocation groups without nodes of other graphs, which mean nothing here."""
     result = AttrValue()
     names_of = (text.removeprefix(_COLOCATED).decode() for text in value.list.s)
     result.list.s.extend(_COLOCATED + names[name].encode() for name in names_of if name in names)

@@ -1,10 +1,10 @@
 """Whether a gradient loop computes the derivative of its forward loop: one step of both, run on random numbers.
 
-The gradient that takes a loop's place is the derivative of its step. The one that is in the graph may be another: a
-custom gradient of which nothing but its result is left, or a graph that somebody edited. So one step of the forward
-loop is put into a scratch `tf.Graph` together with TensorFlow's own gradient of it and with one step of the gradient
-loop, which pops what the forward step pushed; and all run on the CPU. Two functions that agree on random numbers of
-several magnitudes, a clipped gradient and a plain one among them, are taken for equal.
+The gradient that takes a loop's place is the derivative of its step. The graph may hold another gradient: a custom
+gradient, of which only the result is left, or one that a user's program edited. So tfmem builds a scratch `tf.Graph`
+of one step of the forward loop, TensorFlow's gradient of it, and one step of the gradient loop, which pops what the
+forward step pushed. It runs all three on the CPU. tfmem takes two gradients for equal if they agree on random numbers
+of several magnitudes; those tell a clipped gradient from a plain one.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Step:
         return value
 
     def outside(self, source: TensorId, spec: TensorSpec) -> Any:
-        """What stands for a tensor that a loop reads."""
+        """The scratch tensor in place of a tensor that a loop reads."""
         if source.node in self.graph.constants:
             return tf.constant(self.graph.constants[source.node])
         made = self.graph[source.node]
@@ -268,7 +268,7 @@ def _listed(tensor: Any) -> Any:
 
 
 def _merged(dims: Dims, other: TensorSpec | None) -> Dims:
-    """What is known by either."""
+    """The dimensions that either shape knows."""
     if other is None or other.shape is None or dims is None or len(dims) != len(other.shape):
         return dims if dims is not None or other is None else other.shape
     return tuple(there if here is None else here for here, there in zip(dims, other.shape, strict=True))

@@ -114,7 +114,7 @@ def without_grappler() -> Iterator[None]:
 
 
 def options_without_grappler(options: context.FunctionCallOptions) -> context.FunctionCallOptions:
-    """The same options of a call, with Grappler off."""
+    """`options` of a call, with Grappler off."""
     return _disabled(options.executor_type, bytes(options.config_proto_serialized or b""))
 
 
@@ -163,7 +163,7 @@ def _rewrite(
     try:
         result = tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, graph_id=b"tfmem", cluster=cluster)
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        logging.getLogger(__name__).warning("Grappler failed; the graph is used as it was: %s", error)
+        logging.getLogger(__name__).warning("Grappler failed; tfmem uses the graph unchanged: %s", error)
         return graph_def
     finally:
         cluster.Shutdown()

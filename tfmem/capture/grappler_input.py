@@ -1,4 +1,4 @@
-"""What is added to a graph for as long as Grappler looks at it, and how that is taken back.
+"""Nodes and attributes that tfmem adds to a graph while Grappler runs, and removes afterwards.
 
 It is what Grappler knows in the runtime's own path: that feeds are arguments, their shapes, and where ops run.
 """
@@ -67,7 +67,7 @@ def prepare(graph_def: GraphDef, feeds: tuple[str, ...], device: str, nested: bo
 
 
 def restore(result: GraphDef, source: GraphDef, feeds: tuple[str, ...], added: Added) -> None:
-    """Take back what was only for Grappler, and put back the feeds as they were, read or not."""
+    """Remove what was only for Grappler, and restore the feeds, read or not."""
     _remove_shapes(result, added.shapes)
     _take_back(result, source, added)
     fed = {op_name(name) for name in feeds}

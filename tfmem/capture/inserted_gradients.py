@@ -85,7 +85,7 @@ def _stand_in(graph: Graph, tensor: TensorId, place: int) -> Any:
 
 
 def _insert(scratch: tf.Graph, name: str, node: NewNode | Launch, inner: dict[TensorId, Any]) -> None:
-    """Under a name of its own: in a graph with the node "a/b", TensorFlow gives nobody the name "a"."""
+    """Insert `node` under a name that no other uses: beside a node "a/b", TensorFlow does not give the name "a"."""
     new = node.node() if isinstance(node, Launch) else node
     node_def = node_def_pb2.NodeDef(name=name, op=new.op)
     input_map = {}

@@ -55,7 +55,7 @@ def is_compiled(model: Any) -> bool:
 
 
 def makes_its_own(model: Any, name: str) -> bool:
-    """Whether the user's class says what the function is: it need not run the model's step at all."""
+    """Whether the user's class overrides how Keras makes the function: then it need not run the model's step."""
     made_by: str = getattr(type(model), f"make_{name}_function").__module__
     return made_by.partition(".")[0] not in ("keras", "tf_keras")
 
@@ -97,7 +97,7 @@ def install(model: Any, name: str, function: Callable[[Any], Any]) -> None:
 
 
 def is_installed(model: Any, name: str, function: Callable[[Any], Any]) -> bool:
-    """Whether `function` is what the model calls by now."""
+    """Whether the model calls `function` now."""
     return getattr(model, f"{name}_function", None) is function
 
 

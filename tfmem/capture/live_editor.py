@@ -43,11 +43,11 @@ def capture_graph(graph: tf.Graph) -> Captured:
 
 
 class LiveEditor:
-    """The `Editor` of the IR over a live graph. Each edit is checked first: one that fails changes nothing. That all of
-    them together close no cycle is found in a copy (`verify_graph`), which is edited before.
+    """The `Editor` of the IR over a live graph. It checks each edit first: an edit that fails changes nothing. Callers
+    edit a copy before (`verify_graph`), which shows whether all edits together close a cycle.
 
-    Edits belong at the top level: bodies of While and If are functions of their own, and what is
-    inserted is in no frame of a `tf.compat.v1.while_loop`.
+    Edits belong at the top level: bodies of While and If are separate functions, and no inserted op
+    is in a frame of a `tf.compat.v1.while_loop`.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
@@ -63,8 +63,8 @@ class LiveEditor:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """If what happens inside fails, the edges are again as they were. Inserted ops stay, read by nobody: TensorFlow
-        cannot take an op out of a graph.
+        """Restore the edges if an error leaves the block. Inserted ops stay, but no op reads them: TensorFlow cannot
+        remove an op from a graph.
         """
         self._undo = []
         try:

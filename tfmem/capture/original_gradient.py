@@ -1,5 +1,5 @@
 """A rewritten function with the gradient of the original, for where the original cannot run in its place: a SavedModel
-is loaded without it. TensorFlow saves custom gradients (`tf.custom_gradient`) as functions of their own.
+is loaded without it. TensorFlow saves custom gradients (`tf.custom_gradient`) as separate functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def can_run_again(function: ConcreteFunction) -> bool:
 
 
 def differentiable(original: ConcreteFunction, rewritten: Callable[..., Any]) -> Callable[..., Any]:
-    """To be traced: calls `rewritten`; if a gradient is taken, `original` runs once more for it.
+    """To be traced: calls `rewritten`; if a gradient is taken, `original` runs again for it.
 
     Args:
         original: a function that can run again.

@@ -86,12 +86,12 @@ def _behind_layouts(graph: tf.Graph, captured: Captured) -> set[str]:
     """Names of the ops behind those by which Grappler changes layouts: what the program knew may be of other axes.
 
     Grappler transposes the inputs of a convolution, and the results back. An op in between that has no `data_format`
-    is as it was but for its shape:
+    changes in its shape alone:
 
         x [n, h, w, c] -> Transpose -> Conv2D [n, c, h, w] -> Relu [n, c, h, w] -> Transpose -> y [n, h, w, c]
 
     Ops behind the last transposition count, too: it is missing where the layout makes no difference, as behind a mean
-    over h and w, so that which ops are in between cannot be told by counting.
+    over h and w, so counting transpositions does not find the ops in between.
     """
     pending = [
         op for op in graph.get_operations() if op.name.endswith(_GRAPPLERS_LAYOUT) and _traced(op, captured) is None

@@ -69,7 +69,7 @@ class _Scratch:
         return exits
 
     def agreeing(self, scratch: Any, found: Sequence[Any], expected: Mapping[TensorId, Any]) -> list[bool]:
-        """Of each candidate whether it was the gradient at all numbers, and at some of them not zero."""
+        """For each candidate, whether it equals the gradient for all draws, and differs from zero for some."""
         proposal = self.proposal
         same, shown = [True] * len(found), [False] * len(found)
         scales = next((SCALES[each.dtype.name] for each in expected.values() if each.dtype.name in SCALES), FULL)

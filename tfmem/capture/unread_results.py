@@ -1,14 +1,14 @@
-"""Leaves out what nobody reads of conditions and loops: results, what only they are computed from, and what goes in for
-it alone.
+"""Dead code elimination in conditions and loops: it drops results that no op reads, the ops that only these results
+need, and the arguments that only these ops read.
 
-TensorFlow lowers `If`, `Case` and `While` to single ops before its Grappler runs, which then prunes. Here they stay
-whole, and an op that is called is called for all of its results. So the same is done on functions:
+TensorFlow lowers `If`, `Case` and `While` to single ops before its Grappler runs, which then prunes. In tfmem
+they stay single ops, and a call computes all results of a function. So this module prunes the functions:
 
-    a, b = cond(p, f, g, x, y)           nobody reads b, and of x and y the branches take only x for a:
+    a, b = cond(p, f, g, x, y)           no op reads b, and the branches compute a from x alone:
     a    = cond(p, f_read, g_read, x)
 
-A variable of a loop stays if its result is read, if the condition reads it, or if what stays is computed from it. What
-has an effect stays with all that it reads; draws of random numbers that nobody reads go, as in TensorFlow.
+A variable of a loop stays if an op reads its result, if the condition reads it, or if another that stays needs it. An
+op with an effect stays with all that it reads. Random ops whose numbers no op reads go, as in TensorFlow.
 
 Relies on how a FunctionDef writes tensors: an argument by its name, a result of an If or While as "cond:output:1".
 """
@@ -40,7 +40,7 @@ _BY_PLACE = ("_read_only_resource_inputs", "_input_shapes", "_output_shapes")
 
 
 def without_unread(captured: Captured) -> Captured:
-    """`captured` without what nobody reads of its conditions and loops, at any depth; itself if all is read.
+    """`captured` without unread results of its conditions and loops, at any depth; itself if ops read all of them.
 
     Names of feeds, fetches and control fetches stay, and so do all results of an op that is fetched itself.
     """
@@ -87,7 +87,7 @@ class _Pruning:
         self._library = {function.signature.name: function for function in captured.graph_def.library.function}
         self._taken = set(self._library)
         self.made: dict[tuple[str, tuple[int, ...], tuple[int, ...]], FunctionDef] = {}
-        # Without it, what a loop within a loop needs is found anew for each question about each loop around it.
+        # Without it, each question about a loop would compute again what the loops inside it need.
         self._bodies: dict[tuple[str, tuple[int, ...]], _Left] = {}
 
     def pruned(
@@ -112,11 +112,11 @@ class _Pruning:
             results = [_moved(text, moved) for text in results]
 
     def _narrowed(self, node: NodeDef, read: list[int]) -> dict[int, int] | None:
-        """Leave out what nobody reads of `node`; where its results are then, None if it stays as it was.
+        """Drop the unread results of `node`; the new places of the others by the old ones, None if `node` is unchanged.
 
         Args:
             node: is edited.
-            read: places of its results that somebody reads.
+            read: places of its results that other nodes read.
         """
         if node.op not in _BRANCHES | _LOOPS:
             return None
@@ -152,7 +152,7 @@ class _Pruning:
         return {old: new for new, old in enumerate(kept)}
 
     def _variables(self, condition: FunctionDef, body: FunctionDef, read: set[int]) -> tuple[int, ...]:
-        """Places of the variables of a loop that somebody needs, or that these are computed from."""
+        """Places of the loop variables that are read, and of those that they are computed from."""
         needed = read | self._used(condition, (0,)) | self._used(body, ())
         while True:
             more = needed | self._used(body, sorted(needed))
@@ -166,7 +166,7 @@ class _Pruning:
         return {place for place, each in enumerate(function.signature.input_arg) if each.name in left.arguments}
 
     def _body(self, function: FunctionDef, results: Sequence[int]) -> _Left:
-        """What these results of `function` need, and its effects; nobody edits it."""
+        """What these results of `function` and its effects need; callers do not edit it."""
         key = function.signature.name, tuple(results)
         if key not in self._bodies:
             returned = [function.ret[function.signature.output_arg[place].name] for place in results]
@@ -180,8 +180,8 @@ class _Pruning:
         return stateful and node.op not in READERS | RANDOM
 
     def _function(self, function: FunctionDef, arguments: tuple[int, ...], results: tuple[int, ...]) -> str:
-        """The name of what takes the place of `function`, with these of its arguments and results; its own, if it
-        stays as it was."""
+        """The name of the function that replaces `function`, with these of its arguments and results; `function`'s
+        name if it stays unchanged."""
         signature, key = function.signature, (function.signature.name, arguments, results)
         if key in self.made:
             return self.made[key].signature.name
@@ -212,7 +212,7 @@ class _Pruning:
 def _read(
     nodes: Mapping[str, NodeDef], roots: Iterable[str], results: Iterable[str]
 ) -> tuple[dict[str, set[int]], set[str]]:
-    """The nodes that run, each with the places of its results that somebody reads; and what is read and no node."""
+    """The nodes that run, each with the places of its results that are read; and the names read that are no node."""
     found: dict[str, set[int]] = {}
     others: set[str] = set()
     waiting = [f"^{name}" for name in roots] + list(results)
@@ -253,7 +253,7 @@ def _returns(function: FunctionDef | None, count: int) -> bool:
 
 
 def _keep(node: NodeDef, attributes: Iterable[str], places: Sequence[int]) -> None:
-    """Of lists that have an item for each argument or result, those at `places`."""
+    """Keep the items at `places` of lists that have an item for each argument or result."""
     for name in attributes:
         if name in node.attr:
             items = node.attr[name].list
@@ -261,7 +261,7 @@ def _keep(node: NodeDef, attributes: Iterable[str], places: Sequence[int]) -> No
 
 
 def _choose(items, places: Sequence[int]) -> None:  # type: ignore[no-untyped-def]
-    """Of a repeated field, the items at `places`; a list of shapes may be left out as a whole."""
+    """Keep the items at `places` of a repeated field; a list of shapes may be missing as a whole."""
     kept = [items[place] for place in places] if len(items) > max(places, default=-1) else []
     copies = [type(item).FromString(item.SerializeToString()) if hasattr(item, "CopyFrom") else item for item in kept]
     del items[:]

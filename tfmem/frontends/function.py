@@ -69,7 +69,7 @@ class OptimizedFunction:
         return step(*tensors)
 
     def __get__(self, instance: Any, owner: type | None = None) -> OptimizedFunction:
-        """As a method of `instance`, which has traces and plans of its own, as a method that is a `tf.function` has."""
+        """The method of `instance`, with separate traces and plans, as a method that is a `tf.function` has."""
         if instance is None:
             return self
         if instance not in self._methods:
@@ -112,7 +112,7 @@ class OptimizedFunction:
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
         """A `ConcreteFunction` for these arguments, with the plan that calls settled on.
 
-        If none did by now, with a plan from a cached profile or from estimates.
+        If calls have not settled yet, its plan comes from a cached profile or from estimates.
         """
         concrete = self.trace(*args, **kwargs)
         called = self._steps.get(concrete, {}).get(())

@@ -119,22 +119,24 @@ def put_report(graph_def: GraphDef, report: Report) -> None:
     """
     ours = [node for node in graph_def.node if node.op in MEMORY_OPS or node.op in (RECURRENT_OP, FUSION_OP)]
     for node in graph_def.node:
-        node.attr.pop(REPORT_ATTR, None)  # of a graph that was left as it was before
+        node.attr.pop(REPORT_ATTR, None)  # an earlier optimisation may have left one
     said = report.notes or report.not_replaced or report.fusion
     for node in ours[:1] or (graph_def.node[:1] if said else []):
         node.attr[REPORT_ATTR].s = report.to_json().encode()
 
 
 def report_in(graph_def: GraphDef) -> str:
-    """What `put_report` left.
+    """The report that `put_report` stored.
 
     Raises:
-        GraphError: nothing.
+        GraphError: the graph holds no report.
     """
     for node in graph_def.node:
         if REPORT_ATTR in node.attr:
             return str(node.attr[REPORT_ATTR].s.decode(errors="replace"))
-    raise GraphError("no report in the graph: it was not optimised, or left as it was")
+    raise GraphError(
+        "no report in the graph: tfmem left the graph unchanged, or this is the original; pass what optimize returned"
+    )
 
 
 def capture_meta_graph(

@@ -38,8 +38,8 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
             functions.append(ModelFunction(model, "train", engine))
         elif engine.must_fit:
             raise GraphError(
-                f"model '{model.name}' has a `make_train_function` of its own ({type(model).__name__}), so what it "
-                "runs is not known; write a `train_step` instead, or optimise the tf.function that it calls"
+                f"model '{model.name}' overrides `make_train_function` ({type(model).__name__}), so tfmem does not "
+                "know what it runs; write a `train_step` instead, or optimise the tf.function that it calls"
             )
     for function in functions:
         keras_functions.install(model, function.name, function)
@@ -47,7 +47,7 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
 
 
 class ModelFunctions:
-    """What was installed into one model."""
+    """The functions that tfmem installed into one model."""
 
     def __init__(self, functions: list[ModelFunction], untouched: Report | None) -> None:
         """The functions, training first; or the report, where there are none."""
@@ -56,10 +56,10 @@ class ModelFunctions:
 
     @property
     def report(self) -> Report:
-        """Of training if it ran, then of the others that ran.
+        """The report of training if it ran, with those of the other functions that ran.
 
         Raises:
-            GraphError: none of them did.
+            GraphError: none of the functions ran.
         """
         if self._untouched is not None:
             return self._untouched

@@ -63,8 +63,11 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
 
 
 class _LiveStep:
-    """What is edited in place is planned, described, and edited in a copy first. What may then still fail is
-    TensorFlow's; edges are put back as they were (`LiveEditor.undone_on_error`), and nothing runs the ops that stay."""
+    """The step of a graph that tfmem edits in place: it is planned, described, and edited in a copy first.
+
+    TensorFlow may still refuse an edit in place. Then `LiveEditor.undone_on_error` restores the edges, and no op reads
+    the inserted ops.
+    """
 
     def __init__(
         self,
@@ -112,8 +115,10 @@ class _LiveStep:
 
 
 class _LiveSource:
-    """A `graph_passes.graph.source.Source`, read once until it is edited; the old ops stay in the live graph, where
-    nothing runs them any more."""
+    """A `graph_passes.graph.source.Source`, read once until it is edited.
+
+    Replaced ops stay in the live graph, but no op reads them.
+    """
 
     def __init__(
         self,
@@ -145,7 +150,7 @@ class _LiveSource:
         return self._graph
 
     def follow(self, _: Source) -> Mapping[str, str]:
-        raise GraphError("a live graph is like no other")
+        raise GraphError("internal error in tfmem: a live graph cannot follow another; please report this")
 
     def keep(self, _: Graph) -> set[str]:
         return self._keep

@@ -1,4 +1,4 @@
-"""`avm_gradients` and `wrap_optimizer`: the thesis's two ways in (section 5.2.1, Listings 5.3 and 5.4)."""
+"""`avm_gradients` and `wrap_optimizer`, the two interfaces of the thesis (section 5.2.1, Listings 5.3 and 5.4)."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _rewrite_function(function: Any, rewrite: Rewrite) -> Any:
 
     @tf.function(autograph=False)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
-        # Saving may trace once more, so the trace is found by what it is called with.
+        # Saving may trace again, so this finds the trace by its arguments.
         callee = next(new for old, new in traces if _takes(old, args, kwargs))
         return callee(*args, **kwargs)
 

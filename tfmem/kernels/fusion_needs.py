@@ -1,4 +1,4 @@
-"""What the fusion pass is handed: the device as its model sees it, and how attributes are written."""
+"""Inputs of the fusion pass: the device as its cost model sees it, and how attributes are written."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def fusion_needs(
     in_place: bool = False,
     quiet: Quiet | None = None,
 ) -> Needs:
-    """Of a graph on a device.
+    """What the fusion pass needs to plan a graph on a device.
 
     Args:
         feeds: tensors that a caller gives.
         target: the device.
-        options: of the pass, and where kernels are kept.
+        options: of the pass, and where kernels are cached.
         roots: see `Needs`.
-        in_place: the graph is edited under its users, who may run the ops that are there now, too: so variables are
-            read and written by these alone.
+        in_place: the graph is edited in place. Its users may still run the old ops, so only old ops read and write
+            variables.
         quiet: keeps steps from running while a kernel is timed.
     """
     fed = tuple(map(op_name, feeds))
@@ -102,7 +102,7 @@ def fusion_needs(
 
 
 def after_grappler(needs: Needs) -> dict[str, NeedsOf]:
-    """What the passes after Grappler are handed, for `run_passes`, where regions are planned with `needs`."""
+    """Inputs of the passes after Grappler, for `run_passes`; the fusion pass gets `needs`."""
     whole = needs.roots is None
     handed: dict[str, NeedsOf] = {PREPARE.name: lambda _: prepare.Needs(whole), FUSE.name: lambda _: needs}
     if needs.beside is not None:  # else the graph is not read for it
@@ -111,7 +111,7 @@ def after_grappler(needs: Needs) -> dict[str, NeedsOf]:
 
 
 def sinks(graph: Graph) -> list[str]:
-    """Nodes that no other reads or waits for: what users may run, whatever else they do not."""
+    """Nodes that no other node reads or waits for, so that users may run them."""
     return [node.name for node in graph if not any(graph.successors(node))]
 
 

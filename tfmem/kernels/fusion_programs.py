@@ -1,4 +1,4 @@
-"""Kernels of regions for a GPU of this machine: chosen by model or by running the best, kept for good."""
+"""Kernels of regions for a GPU of this machine: chosen by cost model or by timing the best, and cached."""
 
 from __future__ import annotations
 

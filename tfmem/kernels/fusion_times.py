@@ -55,7 +55,7 @@ class Measured:
     quiet: Quiet | None = None
 
     def of(self, graph: Graph, shapes: GraphShapes, keep: Collection[str]) -> Measure:
-        """Of patterns of a graph; of `keep` the names are fetched."""
+        """Measured times for patterns of a graph; `keep` names the nodes that are fetched."""
         times = _Times(self, graph, shapes, keep)
         return Measure(times.kernel, times.call, times.prepare)
 
@@ -105,7 +105,7 @@ class _Times:
                 new[key] = found
         if not new:
             return
-        # Without a device all is planned by model, and whoever makes the kernels says what is wrong.
+        # Without a device the planner uses the cost model, and the code that makes the kernels raises the error.
         with (
             suppress(KernelError),
             self.measured.device() as (device, cache),

@@ -1,4 +1,4 @@
-"""Products of recurrent layers that run on tensor cores though TensorFlow is to multiply in float32."""
+"""Matmuls of recurrent layers on tensor cores, where TensorFlow multiplies in float32."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def product_needs(plan: RecurrentPlan, target: Target, options: Options) -> Need
 
 
 def with_products(plan: RecurrentPlan, done: Outcome[ProductPlan] | None) -> RecurrentPlan:
-    """`plan`, saying also what became of its products."""
+    """`plan` with notes on its matmuls."""
     if done is None:
         return plan
     errors = [done.failed] if done.failed else list(done.errors.values())
@@ -42,10 +42,10 @@ def with_products(plan: RecurrentPlan, done: Outcome[ProductPlan] | None) -> Rec
 
 
 def _programs(options: Options, ordinal: int) -> list[KernelImage]:
-    """Of the GPU.
+    """The kernels for matmuls on the GPU of this number.
 
     Raises:
-        KernelError: it is too old, or the compiler is missing.
+        KernelError: the GPU is too old, or the compiler is missing.
     """
     with Device(ordinal) as device, kernel_folder(options.cache_directory) as folder:
         if device.arch < matmul.OLDEST:

@@ -1,4 +1,4 @@
-"""GPU kernels for recurrent cells: ranked by GRNN's model, chosen by running the best, kept for good."""
+"""GPU kernels for recurrent cells: ranked by GRNN's cost model, chosen by timing the best, and cached."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _specifications(
 
 @contextlib.contextmanager
 def kernel_folder(cache_directory: str) -> Iterator[Path]:
-    """Where kernels are kept: for good, or for this call if there is no cache."""
+    """The folder of kernels: the cache, or a temporary folder for this call if there is none."""
     if cache_directory:
         yield Path(cache_directory) / "kernels"
     else:

@@ -52,10 +52,10 @@ def replace_recurrent(
         options: the user's.
         feed_shapes: shapes of feeds ("x:0"), where better known than in the graph.
         asked: names that the user asked for among the fetches; see `CapturedSource`.
-        final: nobody will take a gradient of the result, so it may have ops without one.
+        final: no caller takes a gradient of the result, so it may have ops without one.
 
     Raises:
-        GraphError: TensorFlow cannot import the graph as it was captured, or `feed_shapes` contradict it.
+        GraphError: TensorFlow cannot import the captured graph, or `feed_shapes` contradict it.
     """
     if not mentions_recurrence(captured.graph_def):
         return captured, RecurrentPlan()
@@ -107,7 +107,7 @@ def _with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recu
 
 
 def mentions_recurrence(graph_def: GraphDef) -> bool:
-    """Whether there is any use in reading the graph."""
+    """Whether the graph may hold a recurrence, so that reading it is useful."""
     bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
     if any(node.op in CARRIERS for node in every_node(graph_def)) or any(map(_multiplies_again, bodies)):
         return True
@@ -147,7 +147,7 @@ def _weight(nodes: Mapping[str, NodeDef], operand: str) -> tuple[str, list[str]]
 
 
 def with_replacements(report: Report, plan: RecurrentPlan) -> Report:
-    """`report`, saying also what the recurrent pass did."""
+    """`report` with what the recurrent pass did."""
     if not plan.matches and not plan.unmatched:
         return report
     unchanged = report.decision.is_unchanged and plan.matches

@@ -1,4 +1,4 @@
-"""Steps that train and kernels that are timed meanwhile take turns, so that no time is one of both."""
+"""Steps that train and kernels that tfmem times meanwhile take turns, so that neither slows the other."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Alternation:
         self._last = MEASUREMENT  # which began
 
     def call(self) -> AbstractContextManager[None]:
-        """Of a step: until it is enqueued, at least."""
+        """A call of a step runs in this block, at least until the step is enqueued."""
         return self._turn(CALL, self._may_call)
 
     def measurement(self) -> AbstractContextManager[None]:
-        """What calls enqueued may still run when it begins."""
+        """A measurement runs in this block. The device may still run what earlier calls enqueued."""
         return self._turn(MEASUREMENT, self._may_measure)
 
     @contextmanager

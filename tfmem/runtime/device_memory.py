@@ -24,12 +24,12 @@ _MORE = (256, 1 << 10, 1 << 12, 1 << 14, SMALL) * 16
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of one device, asked of its allocator, and the host's as far as it takes what moves.
+    """The memory of one device, read from its allocator, and the host memory for tensors that move.
 
     Attributes:
         library: the op library.
         target: the device.
-        offload: where what moves goes, and how much of it may.
+        offload: where tensors move, and how many bytes may.
     """
 
     library: Library
@@ -54,7 +54,7 @@ class DeviceMemory:
 
     @property
     def free(self) -> int:
-        """Bytes that are not in use by now: of a CPU, within the control group."""
+        """Bytes that are not in use now: on a CPU, within the control group."""
         if not self.target.is_gpu:
             return self.library.host_memory().available
         found = memory(self.library, self.target.name)
@@ -70,12 +70,12 @@ class DeviceMemory:
         require_room(moved, self.offload, self.target.is_gpu, self.library)
 
     def separate(self, variables: Iterable[tf.Variable]) -> None:
-        """Give each variable memory of its own.
+        """Copy variables that share a buffer, so that each has a separate one.
 
-        Variables that began as one tensor share it until they are first written (both moments of Keras's Adam are one
-        tensor of zeros). The step that writes them takes what they lack wherever there is room then: a measurement
-        before does not see it, and it lies in the way of what is placed after. A variable that another thread writes
-        for the first time in this very instant would lose that.
+        Variables that began as one tensor share its buffer until they are first written: both moments of Keras's Adam
+        are one tensor of zeros. The step that writes them would allocate the missing buffers wherever there is room. An
+        earlier measurement would miss them, and they could block the place of a planned tensor. A first write by
+        another thread at the same time would be lost.
         """
         with alone(), context.eager_mode(), tf.device(self.target.name):
             held = [(variable, variable.read_value()) for variable in variables if variable.dtype.is_floating]
@@ -87,7 +87,7 @@ class DeviceMemory:
                     variable.assign(tf.raw_ops.DeepCopy(x=value))
 
     def room(self, timeline: Timeline, budget: int) -> Room:
-        """The chunks that are free now, or a guess where the allocator does not tell; `budget` bytes may be in use.
+        """The chunks that are free now, or a guess if the allocator reports none; `budget` bytes may be in use.
 
         Small ones are left out: what is replayed fits none of them, and their neighbours stay. The last one is where
         more memory would be. An allocator that may grow (`set_memory_growth`) has a chunk more, apart from the others.
@@ -108,8 +108,8 @@ class DeviceMemory:
         lives.
 
         Best fit puts a small tensor into the smallest chunk that holds it, at worst into one that a large tensor needs
-        in one piece. Some of them stay: the statistics of a normalisation are a new tensor after every step. So each
-        gets a chunk of its own size. They are few bytes altogether.
+        in one piece. Some small tensors outlive the step: normalisation statistics are a new tensor after every step.
+        So each small tensor gets a chunk of exactly its size. Together they take few bytes.
         """
         sizes = sorted([*(buffer.nbytes for buffer in timeline.buffers if buffer.nbytes < SMALL), *_MORE])
         with alone(), context.eager_mode(), tf.device(self.target.name):

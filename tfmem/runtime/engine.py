@@ -1,4 +1,4 @@
-"""What the steps of one optimised object share: settings, and what carries them out on the device."""
+"""The settings and services that the steps of one optimised object share on a device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tfmem.runtime.settings import Settings
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Engine(Settings):
-    """Settings with what carries them out.
+    """Settings with the services of a device.
 
     Attributes:
         library: the op library.
         memory: the device's.
         meter: measures calls.
         link: bandwidth between the device and where tensors go.
-        notices: what the user is told.
+        notices: the warnings of the object.
         alternation: of steps and of what is measured meanwhile.
     """
 
@@ -49,10 +49,10 @@ class Engine(Settings):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """No step of the object is called meanwhile, and the device has done what those before enqueued.
+        """A block in which no step of the object runs, and the device has finished what earlier steps enqueued.
 
-        That is waited for by way of a number that TensorFlow computes and brings back. To synchronize the context would
-        end what another thread captures.
+        This waits for a number that TensorFlow computes and copies back. Synchronizing the CUDA context would end
+        another thread's capture of a CUDA graph.
         """
         with self.alternation.measurement():
             with suppress(tf.errors.OpError), tf.init_scope(), tf.device(self.target.name):

@@ -1,5 +1,4 @@
-"""Faults of tfmem's own: told from errors that say what is wrong with a graph, a budget or an option, and what runs
-instead of what they were in the way of."""
+"""Bugs in tfmem: how code tells them from errors of a graph, budget or option, and what a step runs after one."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ NOT_PLANNABLE = (NoGradientError, ReplicasError, UnknownShapeError)  # graphs th
 
 
 def is_fault(error: Exception, reading: bool = False) -> bool:
-    """Whether `error` is tfmem's own, not one that tells a user what to change.
+    """Whether `error` is a bug of tfmem, and not an error that tells the user what to change.
 
     Args:
-        error: as it was caught.
-        reading: whether it came while a graph was read. A `GraphError` then says what is wrong with that; while a graph
-            is planned or edited it says that tfmem went wrong.
+        error: the error that was caught.
+        reading: whether tfmem was reading a graph. A `GraphError` then names what is wrong with the graph; while tfmem
+            plans or edits a graph, it is a bug.
     """
     if type(error) is GraphError:
         return not reading
@@ -54,37 +53,37 @@ def fault_note(notices: Notices, name: str, error: Exception, doing: str, instea
     what = f"{doing} failed with {type(error).__name__}: {error}; {instead}"
     notices.warn(
         "fault",
-        f"tfmem: {name}: {what}. This is a fault of tfmem's: please report it, with the traceback that "
+        f"tfmem: {name}: {what}. This is a bug in tfmem: please report it, with the traceback that "
         "tfmem.report(...) shows",
     )
     return f"{what}\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
 def left_by_fault(engine: Engine, report: Report, error: Exception, peak: int | None) -> Report:
-    """`report` of a step that runs as it was, because planning for its budget failed.
+    """`report` of a step that runs unmodified, because planning for its budget failed.
 
     Args:
         engine: budget and device.
         report: of the step without a budget.
         error: the fault.
-        peak: bytes that the step as it was needs, estimated; None if that is not known.
+        peak: estimated bytes that the unmodified step needs; None if unknown.
 
     Raises:
-        InfeasibleBudgetError: the user gave a budget, and the step as it was may need more. Nothing ran yet.
+        InfeasibleBudgetError: the user gave a budget, and the unmodified step may need more. Nothing ran yet.
     """
     budget = engine.budget
     if budget is not None and engine.must_fit and (peak is None or peak > budget):
         enough = engine.target.memory if peak is None else peak
-        needs = "cannot be told" if peak is None else f"is estimated at {peak:,} bytes"
+        needs = "an unknown amount of memory" if peak is None else f"about {peak:,} bytes"
         raise InfeasibleBudgetError(
-            f"planning for the budget of {budget:,} bytes failed with {type(error).__name__}: {error}, a fault of "
-            f"tfmem's; what the step as it was needs {needs}; give a budget of at least {enough:,} bytes, under which "
-            "it runs as it was, and please report the fault: its traceback is above",
+            f"planning for the budget of {budget:,} bytes failed with {type(error).__name__}: {error}. This is a bug "
+            f"in tfmem: please report it, with the traceback of the cause. The unmodified step needs {needs}; to run "
+            f"it, give a budget of at least {enough:,} bytes",
             enough,
             "",
         ) from error
     known = "" if peak is None or budget is None else f", which is estimated at {size(peak)}, within the budget"
-    note = fault_note(engine.notices, report.graph, error, "planning", f"the step runs as it was{known}")
+    note = fault_note(engine.notices, report.graph, error, "planning", f"the unmodified step runs{known}")
     return replace(
         report,
         decision=Decision.FAILED,
@@ -99,7 +98,7 @@ def left_alone(engine: Engine, report: Report, error: TfmemError, replaced: bool
     """`report` of a step whose memory cannot be planned, saying why.
 
     Args:
-        engine: budget, and what the user is told.
+        engine: budget and warnings.
         report: of the step without a budget.
         error: one of `NOT_PLANNABLE`; raised again if the user gave a budget.
         replaced: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
@@ -107,20 +106,20 @@ def left_alone(engine: Engine, report: Report, error: TfmemError, replaced: bool
     if engine.must_fit:
         raise error
     if not replaced:
-        told = f"tfmem: {report.graph} is left as it was, its memory was not planned: {error}"
+        told = f"tfmem: {report.graph} is left unchanged, its memory was not planned: {error}"
         engine.notices.warn("not planned", told)
     return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
 
 
 def estimated_peak(engine: Engine, step: Step | None, graph: tf.Graph | None) -> int | None:
-    """Bytes that a step needs as it was given, after something failed; None if not even that is known.
+    """Bytes that the unmodified step needs, for use after an error; None if unknown.
 
     Args:
         engine: device and what is in use.
         step: the step, if it could be read.
         graph: its graph, if there is one.
     """
-    with suppress(Exception):  # whatever failed before may fail here again
+    with suppress(Exception):  # what failed before may fail here again
         if step is not None:
             return step.timeline(engine.estimate(workspace=True)).peak
     with suppress(Exception):

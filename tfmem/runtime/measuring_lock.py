@@ -20,7 +20,7 @@ class Turn:
 
     Attributes:
         held: whether it waited for all others; if not, it must set nothing back that they measure by.
-        alone: whether no other ran meanwhile, by now. What was measured otherwise means nothing.
+        alone: whether no other has run meanwhile so far. If one has, the measurement is void.
     """
 
     held: bool

@@ -1,4 +1,4 @@
-"""What a user is told by a warning, once for each cause."""
+"""The warnings of an optimised object, one for each cause."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Notices:
             warn(message)
 
     def warn_of_kept(self, name: str, replacements: RecurrentPlan) -> None:
-        """Tell the user which recurrences were not replaced: because of a fault of tfmem's, or though asked for."""
+        """Warn of recurrences that were not replaced, because of a bug in tfmem or although the user asked for it."""
         faults = [loop for loop in replacements.unmatched if loop.traceback]
         others = [loop for loop in replacements.unmatched if self.asked and not loop.traceback]
         for cause, kept in (("fault", faults), ("kept", others)):
@@ -41,7 +41,7 @@ class Notices:
                 self.warn(cause, f"tfmem: {name}: {what}; see tfmem.report(...)")
 
     def warn_of_losses(self, report: Report) -> None:
-        """Tell the user of a missed budget, of what it is not enforced for, and of XLA that is lost."""
+        """Warn of a missed budget, of lists that it is not enforced for, and of lost XLA."""
         missed = [note for note in report.notes if isinstance(note, Missed)]
         if missed:
             self.warn("budget", f"tfmem: {report.graph}: {missed[0]}; see tfmem.report(...)")

@@ -1,6 +1,6 @@
 """Which errors of a step mean that memory ran out.
 
-An error's type does not tell: cuDNN's callers report a lack of workspace as UnknownError, NotFoundError or
+The type of an error does not show this: cuDNN's callers report a lack of workspace as UnknownError, NotFoundError or
 InternalError, and so does TensorFlow what a Python function raised, or a file that is missing; and a Python function's
 MemoryError is a ResourceExhaustedError.
 """
@@ -32,7 +32,7 @@ _OF_PYTHON = "Traceback (most recent call last)"
 def lacks_memory(error: Exception) -> bool:
     """Whether a step that failed with `error` might have run if it had moved more, or less.
 
-    What a Python function of the user's raised is the user's, whatever it says: run again, it would be called twice.
+    An error of a user's Python function does not count, whatever its text: a second run would call it twice.
     """
     message = str(error)
     if not isinstance(error, SUSPECTS) or _OF_PYTHON in message:

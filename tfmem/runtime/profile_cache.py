@@ -37,8 +37,8 @@ def fingerprint(graph: Graph, facts: Mapping[str, Any]) -> str:
 class ProfileCache:
     """A `Cache` of observations; an unusable folder or file is the same as an empty one.
 
-    What is in use besides a step is another process's own: an observation is read as of a step that finds other memory
-    in use. A file may be of any content, whoever wrote it: nothing in it is believed that no step could have measured.
+    Each process has other memory in use besides the step, so `load` adapts an observation to the memory in use now. Any
+    program may have written a file, so `load` rejects values that no step could have measured.
     """
 
     def __init__(self, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""What is going on, in a line on stderr, where it takes long."""
+"""A progress line on stderr for work that takes long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-PATIENCE = 2.0  # seconds that may pass without a word
+PATIENCE = 2.0  # seconds before the line appears
 
 
 @contextmanager
@@ -20,9 +20,9 @@ def shown(enabled: bool, text: Callable[[], str], expected: float = 0.0) -> Iter
     On a terminal the line is rewritten every second and cleared at the end; elsewhere it is written once.
 
     Args:
-        enabled: whether to.
+        enabled: whether to show the line.
         text: says what is going on.
-        expected: seconds that it should take, from what took as long before; 0 if nobody knows.
+        expected: seconds that the work should take, from earlier runs; 0 if unknown.
     """
     if not enabled:
         yield

@@ -1,4 +1,4 @@
-"""What the steps of one optimised object are told: the user's options, resolved once for the device that they meet."""
+"""The user's options for one optimised object, resolved once for its device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Settings:
         budget: bytes; None for no limit.
         must_fit: whether the user gave the budget; else it is the device's memory, and planning for it is best effort.
         counts: whether the device's allocator counts bytes; TensorFlow's plain CPU allocator (oneDNN off) does not.
-        called: whether what is optimised is called by this process, again and again.
+        called: whether this process calls the optimised object repeatedly.
         label: what users call the object, for the progress line; "" for the function's name.
         surely_fits: the share of the budget up to which an estimate is trusted.
     """
@@ -63,7 +63,7 @@ class Settings:
 
     @property
     def observes(self) -> bool:
-        """Whether steps are observed: the user lets it, and the device's allocator counts bytes."""
+        """Whether steps are observed: the user allows it, and the device's allocator counts bytes."""
         return self.options.observe and self.counts
 
     @property
@@ -101,7 +101,7 @@ class Settings:
         return {f"{name}:0": shape for name, shape in self.options.input_shapes.items()}
 
     def unobserved(self) -> Self:
-        """The settings of steps that run on their own, where no later call can bring a better plan."""
+        """The settings of steps that are not observed, so that no later call brings a better plan."""
         options = replace(self.options, observe=False)
         kept = passes_of(options, timed=self.called and self.target.is_gpu)
         return replace(self, options=options, passes=tuple(name for name in self.passes if name in kept))

@@ -1,4 +1,4 @@
-"""A captured graph as TensorFlow's optimizer, and the passes behind it, leave it."""
+"""Runs Grappler, and then the passes of `AFTER_GRAPPLER`, on a captured graph."""
 
 from __future__ import annotations
 
@@ -59,12 +59,14 @@ def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None 
 
 
 def stitch(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
-    """Edits `source`, and the functions that it calls, by the passes of `AFTER_GRAPPLER`, and says what they did; warns
-    of faults."""
+    """Edit `source`, and the functions that it calls, by the passes of `AFTER_GRAPPLER`; what these did.
+
+    Warns of bugs in tfmem.
+    """
     done = _stitched(source, engine, needs)
     try:
         called = source.bodies() if engine.stitches else {}
-    except Exception as error:  # whatever it is, functions stay as they were
+    except Exception as error:  # after any error, functions stay unchanged
         called = {}
         done = done.joined(FusionPlan(kept=(fault("every region of a called function", (), error),)))
     planned: dict[Hashable, tuple[Source, FusionPlan]] = {}
@@ -78,7 +80,7 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
     faults = [region for region in done.kept if region.warned]
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
-        what = f"{faults[0].name} stays as it was: {faults[0].reason}{more}"
+        what = f"{faults[0].name} stays unchanged: {faults[0].reason}{more}"
         engine.notices.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
     return done
 
@@ -90,7 +92,7 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, FusionPlan
     other, done = planned[body.structure]
     try:
         return done.named(body.follow(other))
-    except Exception:  # whatever it is, the body is planned by itself
+    except Exception:  # after any error, the body gets a separate plan
         return None
 
 
@@ -99,7 +101,7 @@ def _stitched(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
 
 
 def with_regions(report: Report, done: FusionPlan, why: str) -> Report:
-    """`report`, saying also what was stitched, and why it runs so or not."""
+    """`report` with the stitched regions, and why they run or not."""
     kept = [(name, str(region.reason)) for region in done.kept for name in region.members]
     return replace(
         report,
@@ -111,14 +113,14 @@ def with_regions(report: Report, done: FusionPlan, why: str) -> Report:
 
 
 def unobserved(report: Report, done: FusionPlan) -> Report:
-    """`report` of a graph that nobody runs here, so that its regions cannot be timed."""
+    """`report` of a graph that another program runs, so that tfmem cannot time its regions."""
     if not done.regions:
         return replace(with_regions(report, done, FusionWhy.NOTHING), fusion_state=Fusion.LEFT)
     return with_regions(with_decision(report), done, FusionWhy.BY_MODEL)
 
 
 def unstitched(report: Report, engine: Engine, reason: FusionWhy) -> Report:
-    """`report` of a step that is not stitched; a user who asked for it is told.
+    """`report` of a step that is not stitched; warns a user who asked for fusion.
 
     Args:
         report: of the step.
@@ -126,14 +128,14 @@ def unstitched(report: Report, engine: Engine, reason: FusionWhy) -> Report:
         reason: why.
     """
     if "fusion" in (engine.options.passes or ()):
-        told = f"tfmem: {report.graph} was to be stitched, and is {reason}; {reason.cure}; see tfmem.report(...)"
+        told = f"tfmem: {report.graph} was to be stitched, but is {reason}; {reason.cure}; see tfmem.report(...)"
         engine.notices.warn("fusion", told)
     notes = (*report.notes, f"to have it stitched, {reason.cure}")
     return replace(with_fusion(report, reason), notes=notes)
 
 
 def with_fusion(report: Report, why: FusionWhy) -> Report:
-    """`report`, saying why the step runs stitched or not."""
+    """`report` with the reason why the step runs stitched or not."""
     return replace(report, fusion=why, fusion_state=why.state)
 
 

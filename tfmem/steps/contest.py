@@ -1,13 +1,13 @@
-"""A step that meets its budget without a plan, or has none: it runs so until it is known whether stitched it is faster.
+"""A step that meets its budget unchanged, or has no budget: it runs unchanged until the faster variant is known.
 
-off     the first call plans by the model, and every call runs stitched
+off     the first call plans by the cost model, and every call runs stitched
 fast    calls run without regions while a thread plans, once one has run; then some of them time both, a slice of
         a second each
 full    the first call plans and times
 
-Timing is on copies. Where a step cannot run on copies, its next calls run the one and the other in turn.
+Timing uses copies of the variables. If a step cannot run on copies, its next calls run the two variants in turn.
 
-What XLA compiles is left to it. With "full" a step of Keras, which XLA runs because Keras has it so, is timed, too.
+XLA keeps the steps that it compiles. With "full", tfmem also times a step that Keras compiles with XLA by default.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ PATIENT = 60.0  # the limit where the user asked for timing
 
 @dataclass(frozen=True)
 class Rivals:
-    """What there is to choose between.
+    """The two variants to choose between.
 
     Attributes:
         function: runs stitched.
-        given, stitched: what is timed, without regions (with XLA, if that would run it) and with them; they draw no
-            random number that the step would.
-        noticed: why nothing can be timed; else empty.
+        given, stitched: the variants that are timed: without regions (with XLA, if XLA would run the step) and with
+            them. Both have separate random streams.
+        noticed: why tfmem cannot time the step; else empty.
         key: of the choice in the cache.
     """
 
@@ -71,7 +71,7 @@ class Rivals:
 
 @dataclass(frozen=True)
 class Found:
-    """What planning came to.
+    """The result of planning.
 
     Attributes:
         report: with the regions.
@@ -90,7 +90,7 @@ class Timed:
 
     Attributes:
         times: seconds of both.
-        how: where they are from, as words that follow.
+        how: how they were found, as text behind them.
         beside_xla: whether the step without regions ran with XLA.
     """
 
@@ -103,7 +103,7 @@ class Timed:
         times = f"{1e3 * self.times.stitched:.3g} ms a step against {1e3 * self.times.given:.3g} ms{beside}{self.how}"
         if self.times.is_faster:
             return f"stitched: {times}"
-        return f"{'left to XLA' if self.beside_xla else 'left as it was'}: stitched it took {times}"
+        return f"{'left to XLA' if self.beside_xla else 'left unchanged'}: stitched it took {times}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Fuser:
         engine: device and options.
         trace: its recurrent layers replaced.
         with_xla: whether XLA would run the step.
-        graphs: where random ops have to go on; None where there are none.
+        graphs: makes functions that share random streams; None if no op has any.
     """
 
     engine: Engine
@@ -136,7 +136,7 @@ class Fuser:
         if found.regions:
             return Found(report, self._rivals(plain, captured))
         faults = [region.reason for region in found.kept if region.warned]
-        return Found(report, why=f"left as it was: {faults[0]}" if faults else FusionWhy.NOTHING)
+        return Found(report, why=f"left unchanged: {faults[0]}" if faults else FusionWhy.NOTHING)
 
     def _rivals(self, plain: Captured, captured: Captured) -> Rivals:
         graphs = self.graphs or self.trace.drawing()
@@ -156,14 +156,14 @@ class Fuser:
         report = replace(with_decision(state.report), fusion=str(why), fusion_state=Fusion.STITCHED)
         if self.with_xla:
             report = replace(report, jit_compile=Xla.STITCHED)
-        # Random numbers go on: what ran is kept, unless its successor runs before the call that decides returns.
+        # Random streams continue: keep the old function, unless its successor runs before this call returns.
         kept = (*state.kept, state.function) if isinstance(state, Placed) else state.kept
         return Move(event, Settled(function=rivals.function, report=report, notes=state.notes, kept=kept))
 
     def failed(self, state: State, error: Exception, doing: str, why: str) -> Move[State]:
-        """The step stays without regions, because of a fault."""
+        """The step stays without regions, because of a bug in tfmem."""
         notices, name = self.engine.notices, self.trace.name
-        note = fault_note(notices, name, error, doing, "the step runs as it was")
+        note = fault_note(notices, name, error, doing, "the unmodified step runs")
         notes = (*state.report.notes, note)
         return Move(Event.FAULT, Failed(**_shared(state, fusion=why, fusion_state=Fusion.LEFT, notes=notes)))
 
@@ -198,7 +198,7 @@ def fuse(job: Job, state: Placed) -> Move[State]:
     if is_distributed(trace.concrete):
         return fuser.settled(state, FusionWhy.DISTRIBUTED)
     try:
-        if timed and trace.draws:  # steps before and after the choice go on with the same random numbers
+        if timed and trace.draws:  # steps before and after the choice share random streams
             graphs = trace.drawing()
             fuser = replace(fuser, graphs=graphs)
             state = replace(state, function=graphs.unmoved(state.function, with_xla))
@@ -210,7 +210,7 @@ def fuse(job: Job, state: Placed) -> Move[State]:
         return Move(Event.THREAD, Fusing(**_shared(replace(state, report=report)), fuser=fuser, work=work))
     try:
         found = fuser.plan(state.report)
-    except Exception as error:  # whatever it is, the step runs without regions
+    except Exception as error:  # after any error, the step runs without regions
         return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     return decide(fuser, state, found)
 
@@ -245,7 +245,7 @@ def decide(fuser: Fuser, state: State, found: Found) -> Move[State]:
 
 
 def contest(state: Contest, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Move[State]:
-    """What follows a slice of timing on copies, which are made of what the step is called with."""
+    """What follows a slice of timing on copies of the step's variables and this call's arguments."""
     fuser, rivals = state.fuser, state.rivals
     limit = PATIENT if fuser.engine.options.fusion.tune == "full" else SLICE
     try:
@@ -259,7 +259,7 @@ def contest(state: Contest, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         if fuser.with_xla:
             return fuser.settled(state, f"left to XLA: nothing can be timed, since {error}", Event.CLEAR)
         return Move(Event.UNCLEAR, replace(state, turns=Turns()))
-    except tf.errors.OpError as error:  # the step itself may be what fails: then it does so next, unchanged
+    except tf.errors.OpError as error:  # if the step itself fails, its unmodified run, which follows, fails too
         return fuser.settled(state, _failing(error), Event.CLEAR)
     except Exception as error:
         return fuser.failed(state, error, "timing", _failing(error))
@@ -270,7 +270,7 @@ def contest(state: Contest, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def _failing(error: Exception) -> str:
-    return f"left as it was: timing failed with {type(error).__name__}: {error}"
+    return f"left unchanged: timing failed with {type(error).__name__}: {error}"
 
 
 def take_turn(

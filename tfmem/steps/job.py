@@ -1,4 +1,4 @@
-"""A trace that is to run within a budget: what stays the same through all phases of a step's life."""
+"""A trace that has to run within a budget: the data that no phase of the step changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfmem.steps.trials import Plans
 
 @dataclass(frozen=True)
 class Job:
-    """A trace that is to run within a budget: what stays the same through all phases.
+    """A trace that has to run within a budget: the data that no phase changes.
 
     Attributes:
         engine: settings, and what carries them out.
@@ -59,7 +59,7 @@ class Job:
         return fault_note(self.engine.notices, self.trace.name, error, doing, instead)
 
     def watches(self, function: Any) -> bool:
-        """Whether calls of what runs are watched for what they take; not in place of XLA's, nor with other replicas."""
+        """Whether tfmem measures the memory of unprobed calls; not of a step that XLA runs, nor with other replicas."""
         left_to_xla = self.trace.jit_compile and function is self.trace.base
         return self.engine.observes and not left_to_xla and not self.trace.shared
 
@@ -84,7 +84,7 @@ class Job:
         return self.trace.describe(timeline, plan, notes, given=function is self.trace.base)
 
     def told(self, move: Move[State]) -> Move[State]:
-        """`move`, once the user is warned of what should not have to be looked for, as soon as that is sure."""
+        """`move`, after warning the user of what its report says, as soon as that is final."""
         state = move.state
         if isinstance(state, Checking | Placed):
             notes = (*state.notes, *state.report.notes)

@@ -76,7 +76,7 @@ class BatchProfiles:
 
 
 def _renamed(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, str]:
-    """What ops of one trace are called in another; empty if they are not alike."""
+    """The names in another trace of the ops of one; empty if the traces are not alike."""
     if [_NUMBERS.sub("", name) for name in old] != [_NUMBERS.sub("", name) for name in new]:
         return {}
     return dict(zip(old, new, strict=True))
@@ -108,7 +108,7 @@ class Known:
         """
         Args:
             engine: device and options.
-            trace: as it was read.
+            trace: the step, already read.
             budget: bytes.
             others: of the same function.
         """
@@ -121,7 +121,7 @@ class Known:
         self._cache = ProfileCache(engine.options.cache_directory)
 
     def find(self) -> tuple[Observation, str] | None:
-        """What was observed before, and where; nothing while what is in use besides the step cannot be told."""
+        """What was observed before, and where; nothing while the memory in use besides the step is unknown."""
         if self._in_use is None:
             return None
         seen = self._cache.load(self._key, self._in_use, self._trace.step.order, self._memory)

@@ -1,4 +1,4 @@
-"""One traced training step, managed: called as the trace itself, while it goes through the phases of its life."""
+"""One traced training step that callers call as the trace itself, while it passes through its phases."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class ManagedStep:
         return self._machine.move(move)
 
     def _go_on(self) -> None:
-        """Go on to fusion, once memory is settled."""
+        """Begin fusion, once memory is settled."""
         if isinstance(state := self._state, Placed):
             self._move(fuse(self._job, state))
 
     def _take_over(self) -> State:
-        """The state, once what a thread has planned was gone on with, if it has."""
+        """The state, after taking over the plan of a thread that has finished."""
         with self._lock:
             state = self._state
             if not isinstance(state, Planning) or not state.work.done:
@@ -107,7 +107,7 @@ class ManagedStep:
             else:
                 error = state.work.error or RuntimeError("planning ended without a result")
                 self._job = job = replace(self._job, trace=self._new_trace())
-                notes = (job.noted(error, "planning in the background", "the step runs as it was"),)
+                notes = (job.noted(error, "planning in the background", "the unmodified step runs"),)
                 report = replace(state.report, notes=notes)
                 self._move(left(job, replace(state, report=report), Event.FAULT))
             self._go_on()
@@ -120,7 +120,7 @@ class ManagedStep:
 
     @property
     def report(self) -> Report:
-        """What was decided and measured by now."""
+        """What was decided and measured so far."""
         state = self._state
         if isinstance(state, Fusing) and (found := state.work.result) is not None:
             return found.report
@@ -132,7 +132,7 @@ class ManagedStep:
 
     @property
     def unchanged(self) -> bool:
-        """Whether calls go to the trace as it was given, by now and for good."""
+        """Whether all further calls run the unmodified trace."""
         state = self._state
         return state.phase.is_final and state.function is self._given
 
@@ -143,12 +143,12 @@ class ManagedStep:
 
     @property
     def function(self) -> Any:
-        """The `ConcreteFunction` that runs by now; it can be called, put into other graphs, and saved."""
+        """The `ConcreteFunction` that runs now; callers may call it, put it into other graphs, and save it."""
         function = self._state.function
         return getattr(function, "portable", function)
 
     def wait(self) -> None:
-        """Until what a thread plans is done; the next call goes on with it."""
+        """Wait until a planning thread is done; the next call uses its plan."""
         if isinstance(state := self._state, Planning | Fusing):
             state.work.wait()
 
@@ -235,7 +235,7 @@ class ManagedStep:
         return result
 
     def _timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
-        """The state once what is known by now was decided, and a slice of timing has passed."""
+        """The state after all decisions that are possible now, and after a slice of timing."""
         state = self._state
         if isinstance(state, Fusing):
             state = self._move(contest.planned(state))

@@ -18,7 +18,7 @@ from tfmem.steps.trials import CPU_RETRIES, checked, judged
 
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
 CHECKS = 3  # unprobed steps whose peak is watched
-PATIENT_CALLS = 3  # that could not be measured, until the step does without
+PATIENT_CALLS = 3  # that could not be measured, until tfmem stops measuring the step
 
 
 def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Move[State]:
@@ -45,7 +45,7 @@ def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Mo
 
 
 def _learned(job: Job, state: Probed, samples: list[Sample], flow: Flow) -> Probed:
-    """`state` with what the probes read; of a first plan whose costs a profile told, nothing."""
+    """`state` with what the probes read; unchanged for a first plan whose costs come from a profile."""
     if isinstance(state, Observing):
         return _observed(job, state, samples, flow)
     return _tried(state, samples, flow) if isinstance(state, Trying) else state
@@ -83,7 +83,7 @@ def _after(job: Job, state: Probed) -> Move[State]:
 
 
 def _disturbed(job: Job, state: Probed | Checking) -> Move[State]:
-    """Another call was measured meanwhile, so nothing is known of this one: the next is measured, or none."""
+    """What follows a call that overlapped with another measured one: the next call is measured, or none any more."""
     state = replace(state, disturbed=state.disturbed + 1)
     if state.disturbed < PATIENT_CALLS:
         return Move(Event.DISTURBED, state)

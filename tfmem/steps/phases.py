@@ -16,8 +16,8 @@ class Phase(enum.Enum):
     """Where a step is in its life.
 
     Attributes:
-        GIVEN: nothing is known of it.
-        PLANNING: a thread replaces its recurrent layers and plans; calls run the trace as it was given.
+        GIVEN: the step is new.
+        PLANNING: a thread replaces its recurrent layers and plans; calls run the unmodified trace.
         WARMING: calls run a first plan, with probes: cuDNN chooses its algorithms when they first run, among those
             whose workspace fits, so much memory should be free then.
         OBSERVING: calls run that plan again, and what the probes read becomes costs.
@@ -29,7 +29,7 @@ class Phase(enum.Enum):
         FUSING: a thread plans regions; calls run the step without them.
         CONTEST: calls time the step with its regions against the step without.
         SETTLED: what runs is final.
-        FAILED: what runs is final, without a plan and without regions, because of a fault of tfmem's.
+        FAILED: what runs is final, without a plan and without regions, because of a bug in tfmem.
     """
 
     GIVEN = "given"
@@ -65,7 +65,7 @@ class Event(enum.Enum):
 
     DEFERRED = "it may wait for its plan"
     UNKNOWN = "costs are estimates"
-    KNOWN = "a profile tells the costs"
+    KNOWN = "a profile holds the costs"
     CHOSEN = "what will run is chosen, and is to be checked"
     UNWATCHED = "what will run is chosen, and needs no check"
     RAN = "it ran"
@@ -160,7 +160,7 @@ class Move(NamedTuple, Generic[S]):
 
 
 class TransitionError(AssertionError):
-    """A move that is not in the table: a fault of tfmem's."""
+    """A move that is not in the table: a bug in tfmem."""
 
 
 class Machine(Generic[S]):

@@ -20,7 +20,7 @@ from tfmem.steps.work import Work
 
 
 def begin(job: Job) -> Move[State]:
-    """Plan, or else a thread does once the step has run. Raises what `start` raises."""
+    """Plan now, or let a thread plan once the step has run. Raises what `start` raises."""
     if can_wait(job.engine, job.trace):
         work: Work[Move[State]] = Work(partial(start, job), "tfmem planning")
         return Move(Event.DEFERRED, Planning(**vars(job.given()), work=work))
@@ -28,13 +28,13 @@ def begin(job: Job) -> Move[State]:
 
 
 def can_wait(engine: Engine, trace: Trace) -> bool:
-    """Whether a trace may run as it was given for a while.
+    """Whether a trace may run unmodified while a thread plans it.
 
     To plan a large step takes a second, and kernels for recurrent layers take several to compile and to time.
 
-    Only on a GPU, and only where the fusion pass would leave it so for a while in any case: `tune="fast"`. Not if it
-    may need more memory than there is, nor under a budget of the user's; nor if it draws random numbers, with which
-    another graph would not go on.
+    It may on a GPU with `tune="fast"`, where the fusion pass would also run the unmodified step first. It may not if:
+    the user gave a budget; the step may need more memory than the device has; or it draws random numbers, since another
+    graph would restart their streams.
     """
     options, budget = engine.options, engine.budget
     if not (engine.stitches and engine.target.is_gpu and (engine.replaces or budget is not None)):
@@ -43,7 +43,7 @@ def can_wait(engine: Engine, trace: Trace) -> bool:
         return False
     try:
         return not trace.draws and (budget is None or trace.surely_fits(budget))
-    except Exception:  # whatever it is, it is told where the trace is planned at once
+    except Exception:  # `start` meets the same error, and reports it
         return False
 
 
@@ -137,7 +137,7 @@ def _begun(job: Job, state: State, budget: int) -> Move[State]:
 
 
 def _of_replicas(job: Job, state: State, budget: int) -> Move[State]:
-    """A plan for each device, which stays: no probe may be put into a step of several replicas."""
+    """A final plan for each device: a step of several replicas may hold no probes."""
     plans = plan_replicas(job.trace.step, job.engine, budget)
     report = describe_replicas(job.trace.step, plans, job.engine, job.trace.name)
     report = with_replacements(report, job.trace.replacements)
@@ -145,10 +145,10 @@ def _of_replicas(job: Job, state: State, budget: int) -> Move[State]:
 
 
 def _unobserved(engine: Engine, name: str, known: bool) -> list[str]:
-    """What a report says of a step that is not observed; the user is told where he asked for it to be."""
+    """Notes for a step that is not observed. If the user asked for observation, this also warns."""
     notes = [] if known else ["op times and memory are estimates: nothing was observed"]
     if engine.options.observe:
-        notes.append("nothing can be observed: the allocator keeps no statistics (oneDNN is off)")
+        notes.append("tfmem cannot measure memory: the allocator keeps no statistics (oneDNN is off)")
         cure = "set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported, or pass observe=False"
-        engine.notices.warn("observe", f"tfmem: {name}: {notes[-1]}, so that the plan rests on estimates; {cure}")
+        engine.notices.warn("observe", f"tfmem: {name}: {notes[-1]}, so the plan uses estimates; {cure}")
     return notes

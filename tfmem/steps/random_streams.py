@@ -1,9 +1,9 @@
-"""Random ops that go on where they stopped, whichever graph of a step runs.
+"""Random ops that continue their streams, whichever graph of a step runs.
 
-A stateful random op keeps its position in its kernel, and TensorFlow makes kernels for each graph, so a step that goes
-on with another graph would begin its streams anew. The graphs of a step therefore hold ops that share one kernel
+A stateful random op keeps its position in its kernel, and TensorFlow makes kernels for each graph. So a step that
+changes to another graph would restart its streams. The graphs of a step therefore hold ops that share one kernel
 (`custom_ops/ops/random/shared_kernels.h`). As in TensorFlow, a stream lasts as long as a kernel of it does:
-`tf.random.set_seed` drops all kernels, and streams begin anew.
+`tf.random.set_seed` drops all kernels, and streams restart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PREFIX, _STREAM, _DRAW = "TfmemShared", "tfmem_stream", "tfmem_draw"
 
 
 class Draws:
-    """Streams of random numbers that several graphs go on with."""
+    """Streams of random numbers that several graphs share."""
 
     def __init__(self, library: Library) -> None:
         """Open them."""
@@ -89,7 +89,7 @@ class Draws:
 
 
 class StepGraphs:
-    """Makes functions of the graphs that run in place of one trace; they go on with the same random numbers."""
+    """Makes functions of the graphs that run in place of one trace; they share its random streams."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class StepGraphs:
             concrete: the trace.
             captured: its graph, as it is planned.
             feed_shapes: see `restore_concrete`.
-            draws: what to go on with; streams of their own if not given.
+            draws: the streams to continue; by default new ones.
             engine: says whether the step is observed. If not, one graph runs for good.
         """
         self._concrete, self._captured, self._feed_shapes = concrete, captured, feed_shapes
@@ -115,7 +115,7 @@ class StepGraphs:
 
     @property
     def draws(self) -> bool:
-        """Whether there are random ops that go on."""
+        """Whether the graphs share random streams."""
         return self._draws is not None
 
     def restore(self, graph_def: GraphDef, dry_run: bool = False, captured: Captured | None = None) -> RestoredFunction:
@@ -136,7 +136,7 @@ class StepGraphs:
         return function
 
     def apart(self, graph_def: GraphDef, captured: Captured | None = None) -> RestoredFunction:
-        """A function of `graph_def` whose random ops have streams of their own; see `restore`."""
+        """A function of `graph_def` whose random ops have separate streams; see `restore`."""
         return restore_concrete(self._concrete, captured or self._captured, graph_def, self._feed_shapes)
 
     def unmoved(self, base: Any, jit_compile: bool) -> Any:
@@ -151,8 +151,8 @@ class StepGraphs:
         return self.restore(self._captured.graph_def)
 
     def again(self, dry_run: bool) -> str:
-        """What to say of a step that failed halfway and was run again: what a kernel has drawn cannot be put back."""
-        return "" if self._draws is None or dry_run else "; random ops that had run by then drew anew"
+        """A note for a step that failed halfway and ran again: a kernel cannot take back numbers that it drew."""
+        return "" if self._draws is None or dry_run else "; random ops that had run by then drew again"
 
     def ran(self, function: Any) -> None:
         """`function` ran last. It is kept until another has run, and so are the kernels that the other goes on with."""

@@ -1,4 +1,4 @@
-"""Which plan a step goes on with: the next one to try, the best that was tried, or none."""
+"""The choice of the plan that a step runs next: another to try, the best that was tried, or none."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def settle(job: Job, state: State, timeline: Timeline, plan: OffloadPlan, force:
 
 
 def left(job: Job, state: State, event: Event = Event.UNWATCHED) -> Move[State]:
-    """What runs in `state` is all that there is to be done about memory."""
+    """What follows if the function of `state` is the final one for memory."""
     unchanged = state.function is job.trace.base
     placed = Placed(
         function=state.function, report=state.report, notes=state.notes, kept=state.kept, unchanged=unchanged
@@ -88,7 +88,7 @@ def left(job: Job, state: State, event: Event = Event.UNWATCHED) -> Move[State]:
 
 
 def left_unchanged(job: Job, state: State, error: Exception, peak: int | None) -> Move[State]:
-    """The step runs unchanged, because of a fault; what it takes is watched.
+    """The step runs unchanged, because of a bug in tfmem; its memory is watched.
 
     Args:
         job: the trace.
@@ -122,7 +122,7 @@ def keep(job: Job, state: Probed, error: Exception) -> Move[State]:
     """
     if is_fault(error):
         note: str = job.noted(error, "planning by measurement", "the best plan that ran stays")
-    else:  # measured, it needs more than the graph told; training goes on with what runs
+    else:  # the step needs more than its graph showed; training continues with the function that runs
         note = Missed.of(f": {error}")
     state = replace(state, notes=(*state.notes, note))
     try:

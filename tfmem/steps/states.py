@@ -26,10 +26,10 @@ class State:
 
     Attributes:
         function: the `ConcreteFunction` that the next call runs: the only reference to what runs.
-        report: what was decided and measured by now.
+        report: what was decided and measured so far.
         notes: lines that reports of later phases have, too.
         kept: what has to live as long as the step.
-        disturbed: calls that could not be measured by now.
+        disturbed: calls so far that could not be measured.
     """
 
     phase: ClassVar[Phase]
@@ -68,7 +68,7 @@ class Search:
         first: the plan that was observed, or is to be: also what is left when every trial runs out of memory.
         firsts: what else may be run first, where that runs out of memory; it goes on where it stopped.
         known: profiles of the step.
-        observed: whether a profile told the costs.
+        observed: whether the costs come from a profile.
         dry_run: whether calls with probes write no variable, so that the step has to be run again.
         seen: the timeline, by what was measured; None before.
         plans: what may be tried, by what was measured; None before.
@@ -95,7 +95,7 @@ class Probed(State):
     """A plan runs with probes.
 
     Attributes:
-        search: what is known by now.
+        search: what is known so far.
         plan: what runs.
     """
 
@@ -137,7 +137,7 @@ class Checking(State):
         timeline, plan: what it was planned by, and the plan; None where a fault left the step unchanged.
         peaks: bytes that its calls took.
         uncounted: bytes of the plan's buffers that the allocator does not count.
-        replans: tighter plans that were made by now.
+        replans: how many tighter plans were made so far.
     """
 
     phase = Phase.CHECKING
@@ -203,6 +203,6 @@ class Settled(State):
 
 @dataclass(frozen=True, kw_only=True)
 class Failed(State):
-    """What runs is final: the step unchanged, because of a fault."""
+    """What runs is final: the step unchanged, because of a bug in tfmem."""
 
     phase = Phase.FAILED

@@ -137,7 +137,7 @@ def _stitched(captured: Captured, engine: Engine, found: Report, fetches: Sequen
     except Exception as error:
         if not is_fault(error, reading=True):
             raise
-        note = fault_note(engine.notices, "GraphDef", error, "stitching", "the graph stays as it was")
+        note = fault_note(engine.notices, "GraphDef", error, "stitching", "the graph stays unchanged")
         planned, done, found = captured, FusionPlan(), replace(found, notes=(*found.notes, note))
     return planned if done.regions else captured, unobserved(found, done)
 

@@ -53,10 +53,10 @@ class _Read:
 
 
 class Trace:
-    """What the passes know of a trace, and what they make of it.
+    """A trace, the results of the passes on it, and the functions made from these.
 
     Attributes:
-        concrete: the trace as it was given, a `ConcreteFunction`.
+        concrete: the unmodified trace, a `ConcreteFunction`.
         base: the trace with its recurrent layers replaced; `concrete` if none was.
         name: of the function.
         replacements: what the recurrent pass did.
@@ -68,7 +68,7 @@ class Trace:
             concrete: the trace.
             engine: device and options.
             jit_compile: whether the trace would run under XLA if nothing had to move.
-            draws: streams of random numbers that this step goes on with, and others; its own if not given.
+            draws: random streams that this step shares with others; by default new ones.
         """
         self.concrete = self.base = concrete
         self.name = tf.compat.as_str(concrete.name)
@@ -93,10 +93,10 @@ class Trace:
         return replace_recurrent(self._captured_once(), engine.target, engine.options, self._shapes, final=True)
 
     def use_layers(self, source: Captured, replacements: RecurrentPlan) -> None:
-        """Go on with what `replaced_layers` gave; a failure leaves everything as it was."""
+        """Use the result of `replaced_layers` from now on; a failure changes nothing."""
         engine, base = self._engine, self.concrete
         optimized = self._optimized if source is self._source else None
-        if replacements.matches:  # else the trace runs as it was given, and Grappler with it
+        if replacements.matches:  # else the unmodified trace runs, and TensorFlow runs Grappler on it
             optimized = grappled(source, engine)
             base = restore_concrete(self.concrete, optimized, optimized.graph_def, self._shapes)
         self._source, self._optimized, self.replacements, self.base = source, optimized, replacements, base
@@ -127,7 +127,7 @@ class Trace:
 
     @property
     def draws(self) -> bool:
-        """Whether it holds random ops that have to go on where they stopped when another graph takes its place."""
+        """Whether it holds random ops whose streams must continue when another graph replaces it."""
         return self.graphs_of(self._captured_once()).draws
 
     def graphs_of(self, captured: Captured) -> StepGraphs:
@@ -135,7 +135,7 @@ class Trace:
         return StepGraphs(self.concrete, captured, self._shapes, self._draws, self._engine)
 
     def drawing(self) -> StepGraphs:
-        """What makes functions of it after Grappler, which go on with the random numbers of those that ran before."""
+        """The `StepGraphs` for the trace after Grappler; its functions continue the streams of earlier ones."""
         return self._read.graphs if self._read else self.graphs_of(self.optimized())
 
     def read(self) -> None:
@@ -199,7 +199,7 @@ class Trace:
     @property
     def _known(self) -> _Read:
         if self._read is None:
-            raise GraphError(f"'{self.name}' was not read")
+            raise GraphError(f"internal error in tfmem: '{self.name}' was not read; please report this")
         return self._read
 
     @property
@@ -213,11 +213,11 @@ class Trace:
         )
 
     def estimated_peak(self) -> int | None:
-        """Bytes that the trace needs as it was given, after something failed; None if not even that is known."""
+        """Bytes that the unmodified trace needs, for use after an error; None if unknown."""
         return estimated_peak(self._engine, self._read.step if self._read else None, self.concrete.graph)
 
     def fingerprint(self, budget: int) -> str:
-        """What a profile of the step is kept under."""
+        """The key of the step's profile in the cache."""
         return fingerprint(self.step.graph, {**conditions(self._engine.target), "budget": budget})
 
     def plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
@@ -228,7 +228,7 @@ class Trace:
     def build(
         self, timeline: Timeline, plan: OffloadPlan, probing: Probing | None = None, dry_run: bool = False
     ) -> Any:
-        """A function that runs `plan`, with probes if told; a dry run writes no variable."""
+        """A function that runs `plan`, with probes if asked; a dry run writes no variable."""
         options, key = self._engine.options.offload, self._engine.spill_key
         edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
         graph_def = serde.to_graph_def(edited, self._known.captured.graph_def)

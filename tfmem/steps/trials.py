@@ -243,7 +243,7 @@ def checked(report: Report, peaks: Sequence[int], budget: int, planned: bool) ->
         report: what was planned.
         peaks: bytes that its calls took, at least two.
         budget: bytes.
-        planned: whether there is a plan; else the step was left as it was, on an estimate.
+        planned: whether there is a plan; else an estimate left the step unchanged.
     """
     notes, peak = [], max(peaks)
     if not planned:  # the first call has cuDNN's trying of algorithms in it

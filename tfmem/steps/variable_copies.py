@@ -1,7 +1,7 @@
-"""Runs of a step that nobody notices: on copies of its variables, by kernels that draw no number of the user's.
+"""Runs of a step without visible effects: on copies of its variables, with separate random streams.
 
-Relies on `ConcreteFunction.captured_inputs`: a function reaches its variables through handles that it is called with;
-and on what TensorFlow notes of a handle's variable.
+Relies on `ConcreteFunction.captured_inputs`: a call passes the handles of a function's variables; and on
+the data that TensorFlow keeps of a handle's variable.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _LEAST_LEFT = 0.5  # of the memory that is free: copies take no more
 
 
 class NotCopiedError(Exception):
-    """Such a run would be noticed; the message says why."""
+    """A run on copies would have visible effects, or is impossible; the message says why."""
 
 
 def noticed(graph_def: GraphDef) -> str:
-    """What of a step is remembered outside of its variables; "" if nothing is."""
+    """Why a run on copies would have visible effects; "" if it has none."""
     known = READERS | HARMLESS | BODIES.keys() | _OWN
     for node in every_node(graph_def):
         if is_stateful(node.op) and node.op not in known and not is_update(node.op):
-            return f"'{node.name}' ({node.op}) would be noticed"
+            return f"'{node.name}' ({node.op}) has effects that copies of variables do not contain"
         if node.op.startswith(("AnonymousIterator", "IteratorV2", "HashTable", "MutableHashTable", "LookupTable")):
-            return f"'{node.name}' ({node.op}) is no variable that could be copied"
+            return f"'{node.name}' ({node.op}) is not a variable, so it cannot be copied"
     return ""
 
 
 class Run(Protocol):
-    """What can run on copies.
+    """A function that can run on copies.
 
     Attributes:
         captured_inputs: tensors, the handles of variables among them.
-        run_flat: runs it on its arguments and those.
+        run_flat: runs it on its arguments and these.
     """
 
     @property
@@ -73,21 +73,21 @@ class WithXla:
 
 
 class Copies:
-    """The variables of a step once more, and calls on them."""
+    """Copies of the variables of a step, and calls on them."""
 
     def __init__(self, function: Any, arguments: Sequence[tf.Tensor], free: int) -> None:
         """
         Args:
             function: a `ConcreteFunction`; the variables that it captured are copied, those of an optimizer, too.
             arguments: its flat arguments, without captures.
-            free: bytes of the device's memory that nobody uses.
+            free: bytes of the device's memory that are not in use.
 
         Raises:
             NotCopiedError: there is too little memory, or something else than a variable is reached through a handle.
             tf.errors.FailedPreconditionError: a variable has no value.
         """
         if any(tensor.dtype in _HANDLES for tensor in arguments):
-            raise NotCopiedError("an argument of it is a handle")
+            raise NotCopiedError("an argument of the step is a resource handle")
         self._arguments = list(arguments)
         handles = {id(tensor): tensor for tensor in function.captured_inputs if tensor.dtype in _HANDLES}
         held = {key: _held(handle) for key, handle in handles.items()}
@@ -105,10 +105,10 @@ class Copies:
 
 
 def _held(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
-    """Of the variable behind a handle."""
+    """Dtype and shape of the variable behind a handle."""
     data = handle_data_util.get_handle_data(handle) if handle.dtype == tf.resource else None
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        raise NotCopiedError("it reaches something that is no variable")
+        raise NotCopiedError("it uses a resource that is not a variable")
     held = data.shape_and_type[0]
     return tf.as_dtype(held.dtype), tf.TensorShape(held.shape)
 

@@ -1,4 +1,4 @@
-"""A result that a thread works out, once the step has run."""
+"""A result that a thread computes, once the step has run."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ class Work(Generic[T]):
     def _run(self) -> None:
         try:
             self.result = self._make()
-        except Exception as error:  # whatever it is, the step runs without the result
+        except Exception as error:  # after any error, the step runs without the result
             self.error = error

@@ -24,7 +24,7 @@ class Times:
     """Seconds of a step.
 
     Attributes:
-        given: as it was.
+        given: without regions.
         stitched: with its regions as one op each.
     """
 
@@ -61,7 +61,7 @@ class Slices:
         """Time for about `limit` seconds; the result, once it is clear.
 
         Args:
-            given: runs the step as it was.
+            given: runs the step without regions.
             stitched: runs it with its regions.
             limit: but for the first, no round begins that would end later, by what the last one took.
         """
@@ -104,10 +104,10 @@ class Turns:
 
     @property
     def stitched(self) -> bool:
-        """What the next call runs."""
+        """Whether the next call runs the stitched step."""
         return bool(self._rounds.turn)
 
     def add(self, seconds: float) -> Times | None:
-        """What that call took; the result after the last."""
+        """Add the time of that call; returns the result after the last."""
         self._rounds.add(seconds)
         return _found(self._rounds)

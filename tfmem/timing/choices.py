@@ -1,4 +1,4 @@
-"""What was found out about a stitched step, kept on disk: whether it is faster than the step as it was."""
+"""Times of steps with and without regions, kept on disk; they say whether stitching made a step faster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def choices(directory: str) -> Remembered[Times]:
 
 
 def key_of(known: Remembered[Times], stitched: GraphDef, facts: Mapping[str, Any]) -> str:
-    """What times are kept under: the ops that run, and the device with its software (`devices.conditions`)."""
+    """The cache key of times: the ops that run, and the device with its software (`devices.conditions`)."""
     return known.key(facts, stitched.SerializeToString(deterministic=True))
 
 

@@ -94,6 +94,7 @@ def test_runs_are_equal_to_the_bit():
             assert np.array_equal(a, b)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ours", "keras"),
     [

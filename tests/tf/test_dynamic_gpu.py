@@ -8,7 +8,7 @@ from tests.tf import fake_gpu
 
 
 @pytest.mark.timeout(660)
-@pytest.mark.parametrize("file", ["dynamic", "dynamic_tiles"])
+@pytest.mark.parametrize("file", ["dynamic", pytest.param("dynamic_tiles", marks=pytest.mark.long)])
 def test_nets_on_a_fake_gpu(file: str) -> None:
     fake_gpu.run_file(file, "dynamic_on_fake_gpu")
 

@@ -137,5 +137,5 @@ def test_what_computes_too_much_is_refused():
             x = tf.concat([x[:, 1:] * 2.0, x[:, :1]], 1) + tf.transpose(x)
         return x
 
-    with pytest.raises(LoweringError, match="too much is computed again"):
+    with pytest.raises(LoweringError, match="too many values are recomputed"):
         Lowered(wide, np.ones((7, 7), "float32"))

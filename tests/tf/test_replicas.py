@@ -27,7 +27,7 @@ def require_equal(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cases", ["loops", "models"])
+@pytest.mark.parametrize("cases", ["loops", "keras", pytest.param("tf_keras", marks=pytest.mark.long)])
 def test_two_replicas(cases: str) -> None:
     with started("in_replicas", cases) as process:
         require_equal(process)

@@ -83,6 +83,7 @@ STAGE = "print(json.dumps({'stage': 'run'}), flush=True)"
 PLAIN = "'plain' in sys.argv"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("program", "outcome"),
     [

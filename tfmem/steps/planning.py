@@ -138,7 +138,13 @@ def _begun(job: Job, state: State, budget: int) -> Move[State]:
 
 def _of_replicas(job: Job, state: State, budget: int) -> Move[State]:
     """A final plan for each device: a step of several replicas may hold no probes."""
-    plans = plan_replicas(job.trace.step, job.engine, budget)
+    try:
+        plans = plan_replicas(job.trace.step, job.engine, budget)
+    except InfeasibleBudgetError as error:
+        if job.engine.must_fit:
+            raise
+        notes = (*state.report.notes, f"memory was not planned: {error}")
+        return left(job, replace(state, report=replace(state.report, notes=notes)))
     report = describe_replicas(job.trace.step, plans, job.engine, job.trace.name)
     report = with_replacements(report, job.trace.replacements)
     return left(job, replace(state, function=job.trace.build_lanes(plans), report=report))

@@ -35,7 +35,8 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
         InfeasibleBudgetError: no plan for one of the devices keeps within the budget.
         ReplicasError: tensors would have to move, and replicas of other processes take part.
     """
-    timeline = step.timeline(engine.estimate(workspace=engine.target.is_gpu))
+    # What cuDNN takes is an upper estimate. Without a budget of the user's it must not make tensors move.
+    timeline = step.timeline(engine.estimate(workspace=engine.target.is_gpu and engine.must_fit))
     pools = [
         Pool(devices, budget, max(0, memory(engine.library, f"/device:{name}").bytes_in_use))
         for name, devices in pools_of(step.graph, pool_name).items()

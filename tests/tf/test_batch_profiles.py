@@ -107,6 +107,7 @@ def trained(budget):
     return [str(step.report) for steps in training._step._steps.values() for step in steps.values()]
 
 
+@pytest.mark.long
 def test_a_keras_models_batches(monkeypatch):
     """Its first trace makes the optimizer's variables, so that later ones count scopes otherwise."""
     monkeypatch.setenv("TFMEM_CACHE_DIR", "")

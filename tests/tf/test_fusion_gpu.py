@@ -8,7 +8,7 @@ import pytest
 
 from tests.tf import fake_gpu
 
-ON_FAKE_GPU = ("library_products", "ops", "orders", "product_steps", "products", "random", "steps")
+ON_FAKE_GPU = ("library_products", "ops", "orders", "product_steps", "products", "steps")
 
 
 def test_launches_in_flight_have_addresses_of_their_own(on_fake_driver: Callable[[str], None]) -> None:
@@ -20,6 +20,6 @@ def test_steps_run_in_any_order_that_they_allow(on_fake_driver: Callable[[str], 
 
 
 @pytest.mark.timeout(660)
-@pytest.mark.parametrize("file", ON_FAKE_GPU)
+@pytest.mark.parametrize("file", [*ON_FAKE_GPU, pytest.param("random", marks=pytest.mark.long)])
 def test_regions_on_a_fake_gpu(file: str) -> None:
     fake_gpu.run_file(file)

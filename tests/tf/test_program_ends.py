@@ -120,6 +120,7 @@ def test_a_program_ends_while_work_goes_on(way: str, work: str, tmp_path: Path) 
     assert not [pid for pid in tmp_path.glob("*.pid") if is_alive(int(pid.stem))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pause", [0.0, PAUSE + 1.0])  # before planning, and in the middle of it
 def test_a_program_does_not_wait_for_planning(pause: float) -> None:
     took = []

@@ -152,7 +152,8 @@ class Step:
         counted: bytes of the smallest buffer that the device's allocator counts (see `Timeline.counted`).
         held: (update, the op that it waits for): edges that `graph` has, and the graph that it was read from has not.
         of_data: tensors whose size depends on data, so that it would not be known if inputs had no open dimension.
-        shared: what ties it to other replicas, in words; "" if nothing does. Such a step is never edited.
+        shared: what ties it to other replicas, in words; "" if nothing does. Such a step has a plan for each device
+            (`graph_passes.lanes`), or none.
     """
 
     graph: Graph
@@ -262,8 +263,9 @@ def plan_step(
 
 def _shared(step: Step, timeline: Timeline, budget: int) -> ReplicasError:
     return ReplicasError(
-        f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and no tensor of a step that "
-        f"runs in several replicas or workers can be moved: {step.shared}; train in one replica or with a smaller batch"
+        f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and tfmem moves no tensor of a "
+        f"step of several replicas in this form: {step.shared}; optimise the tf.function around `strategy.run`, or the "
+        "compiled Keras model, or train with a smaller batch"
     )
 
 

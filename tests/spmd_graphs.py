@@ -77,7 +77,8 @@ def training_step(net: Spmd) -> Graph:
             if not packed:
                 continue
             whole = build.add(f"pack{pack}/{lane}", "ConcatV2", packed, lane, len(packed))
-            scalars = [build.constant(f"{what}{pack}/{lane}", lane, 7) for what in ("size", "key", "instance", "token")]
+            given = {"size": net.lanes, "key": 1, "instance": 7, "token": 7}
+            scalars = [build.constant(f"{what}{pack}/{lane}", lane, value) for what, value in given.items()]
             reduced = f"reduce{pack}/{lane}"
             build.add(reduced, "CollectiveReduceV2", [whole, *scalars], lane, len(packed), last[lane])
             last[lane] = reduced

@@ -146,3 +146,13 @@ def test_a_lane_takes_no_time_for_ops_elsewhere() -> None:
     parts = timelines(step).values()
     assert sum(float(part.begins[-1]) for part in parts) == pytest.approx(float(whole.begins[-1]))
     assert sum(len(part.buffers) for part in parts) == len(whole.buffers)
+
+
+def test_a_plan_that_orders_ops_of_two_lanes_is_refused() -> None:
+    """The plan of a step as if one device ran it: its chain of control edges goes through both lanes."""
+    step = Step.read(training_step(NET))
+    whole = step.timeline(Roofline(load("unit")))
+    plan = plan_offload(whole, Link(1.0, 1.0), int(0.7 * whole.peak), OPTIONS)
+    assert plan.moves
+    with pytest.raises(GraphError, match="the step would wait for itself, through "):
+        edit_lanes(step, [LanePlan(device(0), whole, plan)], OPTIONS)

@@ -151,6 +151,21 @@ def require_moves(plain: Training, ours: Training) -> None:
             np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
 
+def moves_are_bounded_by_what_the_host_takes() -> None:
+    """All devices together: each alone would fit."""
+    training = Training(mirrored())
+    step = optimized(training.in_all, AMPLE)
+    training.losses(step)
+    budget = round(0.8 * tfmem.report(step).peak_before)
+    step = optimized(training.in_all, budget)
+    training.losses(step)
+    moved = tfmem.report(step).bytes_out_predicted
+    bounded = tfmem.OffloadOptions(spill_budget=moved - 1)
+    options = tfmem.Options(memory_budget=budget, cache_directory="", offload=bounded)
+    with pytest.raises(tfmem.HostMemoryError, match="spill_budget"):
+        tfmem.optimize(tf.function(training.in_all), options=options)(tf.constant(BATCH))
+
+
 def a_budget_that_is_too_small_is_refused() -> None:
     training = Training(mirrored())
     before = [weight.numpy() for weight in training.weights]
@@ -243,6 +258,7 @@ LOOPS = (
     a_step_that_may_fit_is_not_probed,
     tensors_move_on_each_device,
     a_budget_that_is_too_small_is_refused,
+    moves_are_bounded_by_what_the_host_takes,
     steps_that_are_edited_while_they_are_built,
     what_run_calls,
 )

@@ -66,7 +66,10 @@ class DeviceMemory:
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Raise if the host cannot take what `plan` moves; see `tfmem.runtime.host_memory`."""
-        moved = sum(timeline.buffers[move.buffer].nbytes for move in plan.moves)
+        self.require_host_bytes(sum(timeline.buffers[move.buffer].nbytes for move in plan.moves))
+
+    def require_host_bytes(self, moved: int) -> None:
+        """Raise if the host cannot take so many bytes; see `tfmem.runtime.host_memory`."""
         require_room(moved, self.offload, self.target.is_gpu, self.library)
 
     def separate(self, variables: Iterable[tf.Variable]) -> None:

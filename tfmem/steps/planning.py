@@ -6,13 +6,12 @@ from dataclasses import replace
 from functools import partial
 
 from graph_passes.errors import InfeasibleBudgetError
-from tfmem.kernels.replace_recurrent import with_replacements
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import Known
 from tfmem.steps.phases import Event, Move
-from tfmem.steps.replicas import describe_replicas, plan_replicas
+from tfmem.steps.replicas import plan_replicas
 from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle
 from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming
 from tfmem.steps.trace import Trace
@@ -145,9 +144,8 @@ def _of_replicas(job: Job, state: State, budget: int) -> Move[State]:
             raise
         notes = (*state.report.notes, f"memory was not planned: {error}")
         return left(job, replace(state, report=replace(state.report, notes=notes)))
-    report = describe_replicas(job.trace.step, plans, job.engine, job.trace.name)
-    report = with_replacements(report, job.trace.replacements)
-    return left(job, replace(state, function=job.trace.build_lanes(plans), report=report))
+    function, report = job.trace.build_lanes(plans), job.trace.describe_lanes(plans)
+    return left(job, replace(state, function=function, report=report))
 
 
 def _unobserved(engine: Engine, name: str, known: bool) -> list[str]:

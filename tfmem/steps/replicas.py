@@ -11,8 +11,8 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graph_passes import pipeline
-from graph_passes.analysis.peers import is_collective, lanes
-from graph_passes.errors import InfeasibleBudgetError, ReplicasError
+from graph_passes.analysis.peers import is_collective, lanes, meetings
+from graph_passes.errors import GraphError, InfeasibleBudgetError, ReplicasError
 from graph_passes.graph.ir import Graph
 from graph_passes.lower.values import integers
 from graph_passes.passes.offload.lanes import LanePlan, Pool, plan_lanes, pools_of
@@ -33,7 +33,9 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
 
     Raises:
         InfeasibleBudgetError: no plan for one of the devices keeps within the budget.
-        ReplicasError: tensors would have to move, and replicas of other processes take part.
+        ReplicasError: tensors would have to move, and replicas of other processes take part, or the collectives are in
+            no known order.
+        HostMemoryError, SpillDirectoryError: the host cannot take what all devices together would move.
     """
     # What cuDNN takes is an upper estimate. Without a budget of the user's it must not make tensors move.
     timeline = step.timeline(engine.estimate(workspace=engine.target.is_gpu and engine.must_fit))
@@ -49,8 +51,19 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
         if elsewhere:
             raise _refused(elsewhere, budget) from error
         raise
-    if elsewhere and any(each.plan.moves for each in plans):
+    if not any(each.plan.moves for each in plans):
+        return plans
+    if elsewhere:
         raise _refused(elsewhere, budget)
+    try:
+        meetings(step.graph)
+    except GraphError as error:
+        raise ReplicasError(
+            f"the step needs more than the budget of {budget:,} bytes, and its tensors cannot be moved: {error}; train "
+            "with a smaller batch"
+        ) from error
+    moved = sum(each.timeline.buffers[move.buffer].nbytes for each in plans for move in each.plan.moves)
+    engine.memory.require_host_bytes(moved)
     return plans
 
 

@@ -32,7 +32,7 @@ from tfmem.runtime.profile_cache import fingerprint
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
-from tfmem.steps.replicas import waits_for_others
+from tfmem.steps.replicas import describe_replicas, waits_for_others
 
 
 @dataclass(frozen=True)
@@ -237,16 +237,12 @@ class Trace:
     def build_lanes(self, plans: Sequence[LanePlan]) -> Any:
         """A function that runs a plan on each device; `base` where nothing moves, with the same random streams."""
         if not any(each.plan.moves for each in plans):
-            if not waits_for_others(self.step.graph):
-                self.base = self.graphs.unmoved(self.base, self.jit_compile)
-            return self.base
+            return self.base if waits_for_others(self.step.graph) else self.unmoved()
         edited = edit_lanes(self.step, plans, self._engine.options.offload, self._engine.spill_key)
         return self.graphs.restore(serde.to_graph_def(edited, self._known.captured.graph_def), dry_run=False)
 
     def unmoved(self) -> Any:
         """The function that runs where nothing moves; `base` from now on."""
-        if self.shared:
-            return self.base
         self.base = self.graphs.unmoved(self.base, self.jit_compile)
         return self.base
 
@@ -276,14 +272,23 @@ class Trace:
         ordered = not plan.moves and not given
         decision = ORDERED if ordered else report.decision
         report = replace(report, decision=decision, budget=engine.budget)
+        return self._complete(report, bool(plan.moves), ordered)
+
+    def describe_lanes(self, plans: Sequence[LanePlan]) -> Report:
+        """The report of a plan for each device."""
+        report = describe_replicas(self.step, plans, self._engine, self.name)
+        return self._complete(report, any(each.plan.moves for each in plans), ordered=False)
+
+    def _complete(self, report: Report, moves: bool, ordered: bool) -> Report:
+        """`report` with what became of XLA, if it would run the trace, and of recurrent layers."""
         if self.jit_compile:
-            report = replace(report, jit_compile=self._xla(plan, ordered))
+            report = replace(report, jit_compile=self._xla(moves, ordered))
         return with_replacements(report, self.replacements)
 
-    def _xla(self, plan: OffloadPlan, ordered: bool) -> Xla:
-        """What becomes of XLA, which would run the trace, under `plan`."""
+    def _xla(self, moves: bool, ordered: bool) -> Xla:
+        """What becomes of XLA, which would run the trace, if tensors move or the order is held."""
         if self.replacements.matches:
             return Xla.RECURRENT
-        if plan.moves:
+        if moves:
             return Xla.MOVED
         return Xla.ORDERED if ordered else Xla.LEFT_ON

@@ -182,6 +182,15 @@ def test_a_budget_that_it_may_not_meet_is_planned_at_once() -> None:
     assert not can_wait(engine, Trace(trace, engine)), "the user's own budget"
 
 
+def test_replicas_are_planned_at_once() -> None:
+    """They are never fused, so that to wait would only slow their steps down while a thread plans."""
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        net = Net()
+    engine = replace(make_engine(tfmem.Options(**OPTIONS)), target=GPU)
+    assert can_wait(engine, Trace(Net().step.get_concrete_function(tf.constant(X)), engine))
+    assert not can_wait(engine, Trace(net.step.get_concrete_function(tf.constant(X)), engine))
+
+
 def test_which_passes_run_by_default() -> None:
     """Fusion does on a GPU, if this process calls the step, so that it is timed; and if nobody says otherwise."""
     options = tfmem.Options(cache_directory="")

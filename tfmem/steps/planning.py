@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from graph_passes.errors import InfeasibleBudgetError
+from tfmem.capture.concrete_function import is_distributed
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps.job import Job
@@ -36,6 +37,8 @@ def can_wait(engine: Engine, trace: Trace) -> bool:
     graph would restart their streams.
     """
     options, budget = engine.options, engine.budget
+    if is_distributed(trace.concrete):  # which is never fused: there is nothing to wait for
+        return False
     if not (engine.stitches and engine.target.is_gpu and (engine.replaces or budget is not None)):
         return False
     if not options.observe or options.fusion.tune != "fast" or engine.must_fit:

@@ -75,7 +75,7 @@ class GpuExecution final : public RegionExecution {
   absl::Status RunKernel(int at, const RegionStep& step) override { return Give(at, step); }
   absl::Status RunCall(int at, const RegionStep& step) override { return Give(at, step); }
 
-  absl::Status RunAssign(int at, const RegionStep& step) override {
+  absl::Status RunAssign(int /*at*/, const RegionStep& step) override {
     assigned_[step.variables[0]] = TensorOf(step.inputs[0]);
     order_.push_back(step.variables[0]);
     return absl::OkStatus();

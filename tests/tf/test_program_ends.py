@@ -29,13 +29,15 @@ WAYS = {
 
 # Work that would go on for ever, and a compiler that takes an hour, which tells where it is.
 WORK = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from custom_ops.background import Background, go_on
 from custom_ops.errors import KernelError
 from custom_ops.jit import compilers
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
 def compile_source():
     sys.path[:0] = [{folder!r}]

@@ -92,12 +92,11 @@ class Known:
 
     def _there_until(self, tensor: TensorId, root: TensorId) -> int:
         """The last position before which a chain for the buffer of `root` can read `tensor`; -1 if it cannot."""
-        end, node = len(self.order), self.graph[tensor.node]
-        if node.op in ops.EXTERNAL:
-            if node.op not in ("ReadVariableOp", "ReadVariablesOp"):
-                return end
-            return min(self.written.get(ops.passed(self.graph, handle), end) for handle in node.inputs)
-        spec, owner = self.graph.specs.get(tensor), self.owner[tensor]
+        end, owner = len(self.order), self.owner[tensor]
+        node = self.graph[owner.node]
+        if node.op in ops.EXTERNAL:  # a variable's value is the same until the variable is written
+            return min(self.written.get(ops.passed(self.graph, each), end) for each in (owner, *node.inputs))
+        spec = self.graph.specs.get(tensor)
         if owner == root or spec is None or spec.nbytes is None or spec.dtype not in ops.FIXED_SIZE:
             return -1
         if tensor in self.fetched:

@@ -80,6 +80,14 @@ REUSING_OUTPUT = {"SoftmaxCrossEntropyWithLogits": 1, "SparseSoftmaxCrossEntropy
 # Ops whose kernels call `forward_input_or_allocate_output`: they write into an input that no other op still needs.
 IN_PLACE = frozenset((*_UNARY.split(), *_BINARY.split(), *REUSING_OUTPUT))
 
+# Deterministic ops without effects: on the same inputs they make the same bits again.
+_REPEATABLE = (
+    "Cast Erfc Greater GreaterEqual Less LessEqual Equal NotEqual ZerosLike OnesLike Transpose BroadcastTo Tile Pad "
+    "PadV2 ConcatV2 Slice StridedSlice Pack Mean Sum Max ClipByValue StatelessRandomUniform StatelessRandomUniformV2 "
+    "StatelessRandomNormalV2 StatelessTruncatedNormalV2"
+)
+REPEATABLE = frozenset((*_REPEATABLE.split(), *(op for op in IN_PLACE if "Grad" not in op))) | VIEWS
+
 # Ops whose outputs live outside the step: variables, constants, what the caller feeds.
 EXTERNAL = frozenset(
     {

@@ -13,7 +13,7 @@ from graph_passes.analysis.memory.bfc_allocator import Region
 from graph_passes.analysis.memory.fragmentation import Failure, Room, first_failure, without_workspace
 from graph_passes.analysis.memory.observe import Sample, observe
 from graph_passes.analysis.memory.simulate import Link, Move, Padding, usage_under
-from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline
+from graph_passes.analysis.memory.timeline import Buffer, Chain, ScheduledOp, Timeline
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import plan_offload
@@ -110,7 +110,7 @@ def test_a_tensor_made_twice_needs_two_pieces_and_stays_in_the_second():
 
 def test_what_is_recomputed_takes_its_workspace_again():
     steps = tuple(ScheduledOp(f"s{i}", workspace=2 * GIB if i == 0 else 0) for i in range(4))
-    x = Buffer(TensorId("x"), GIB, 0, (1, 3))
+    x = Buffer(TensorId("x"), GIB, 0, (1, 3), chains=(Chain(1, 9, (0,), (), (GIB,)),))
     y = Buffer(TensorId("y"), GIB, 2, (3,))
     timeline = Timeline(steps, (x, y), turn=1)
     move = Move(0, 1, 1, 2, 3, 3, recomputed=True)
@@ -286,7 +286,8 @@ def test_what_has_no_copy_to_hide_keeps_none_from_being_hidden(again):
     # x, the larger, stays, or is made again and not copied. y must be out at 5, so that 6 is the earliest for its copy,
     # which takes an op's second; of the numbers of ops that are tried, 2 is the first that the room allows.
     steps = tuple(ScheduledOp(f"s{i}", 1.0) for i in range(9))
-    x, y = Buffer(TensorId("x"), 3 * GIB, 0, (1, 3)), Buffer(TensorId("y"), GIB, 0, (1, 8))
+    chains = (Chain(1, 9, (0,), (), (3 * GIB,)),)
+    x, y = Buffer(TensorId("x"), 3 * GIB, 0, (1, 3), chains=chains), Buffer(TensorId("y"), GIB, 0, (1, 8))
     timeline = Timeline(steps, (x, y, Buffer(TensorId("z"), 13 * GIB // 2, 5, ())), turn=2)
     options = OffloadOptions(policy="autovm", reuse_distance=1)
     widest = plan_offload(timeline, Link(GIB, GIB), 7 * GIB, options, widest=True)
@@ -298,6 +299,7 @@ def test_what_has_no_copy_to_hide_keeps_none_from_being_hidden(again):
 
 def test_the_peak_counts_the_workspace_of_what_is_made_again():
     steps = (ScheduledOp("a", workspace=4 * GIB), ScheduledOp("b"), ScheduledOp("c"), ScheduledOp("d", workspace=GIB))
-    timeline = Timeline(steps, (Buffer(TensorId("a"), GIB, 0, (1, 3)), Buffer(TensorId("d"), GIB, 3, ())), turn=1)
+    a = Buffer(TensorId("a"), GIB, 0, (1, 3), chains=(Chain(1, 9, (0,), (), (GIB,)),))
+    timeline = Timeline(steps, (a, Buffer(TensorId("d"), GIB, 3, ())), turn=1)
     move = Move(0, 1, 1, 2, 3, 3, recomputed=True)
     assert usage_under(timeline, [move]).tolist() == [5 * GIB, GIB, 0, 5 * GIB]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graph_passes.analysis.memory.simulate import Link, Move, usage_under
-from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline
+from graph_passes.analysis.memory.timeline import Buffer, Chain, ScheduledOp, Timeline
 from graph_passes.analysis.memory.workspace import SLOWER, squeezed
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
@@ -13,7 +13,11 @@ from graph_passes.passes.offload.plan import plan_offload
 def step(*workspaces: int) -> Timeline:
     """Ops of a second, and 10 bytes that the first makes and the last reads."""
     steps = tuple(ScheduledOp(f"s{index}", 1.0, nbytes) for index, nbytes in enumerate(workspaces))
-    buffers = (Buffer(TensorId("s0"), 10, 0, (len(steps) - 1,), (TensorId("s0"),), (0,)),)
+    buffers = (
+        Buffer(
+            TensorId("s0"), 10, 0, (len(steps) - 1,), (TensorId("s0"),), (0,), chains=(Chain(0, 99, (0,), (), (10,)),)
+        ),
+    )
     return Timeline(steps, buffers, turn=len(steps) // 2, base=5)
 
 
@@ -51,8 +55,8 @@ def test_an_op_that_runs_again_may_be_short_of_workspace_only_then() -> None:
 
 def test_a_plan_is_predicted_anew() -> None:
     generous, least, link = step(0, 8, 0), step(0, 0, 0), Link(1.0, 1.0)
-    moving = plan_offload(generous, link, 20, OffloadOptions(reuse_distance=1))
-    leaving = plan_offload(least, link, 20, OffloadOptions(reuse_distance=1))
+    moving = plan_offload(generous, link, 20, OffloadOptions(policy="autovm", reuse_distance=1))
+    leaving = plan_offload(least, link, 20, OffloadOptions(policy="autovm", reuse_distance=1))
     short = leaving.under(squeezed(generous, least, leaving.moves, 20))
     assert len(moving.moves) == 1
     assert moving.after.seconds > 20  # 10 bytes out and back, a byte a second

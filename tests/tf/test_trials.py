@@ -10,7 +10,7 @@ from custom_ops.load import Counters
 from graph_passes.analysis.memory.fragmentation import Room
 from graph_passes.analysis.memory.observe import Observation
 from graph_passes.analysis.memory.simulate import Link, Move
-from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline
+from graph_passes.analysis.memory.timeline import Buffer, Chain, ScheduledOp, Timeline
 from graph_passes.errors import HostMemoryError
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
@@ -119,7 +119,9 @@ def test_what_a_plan_stalls_for_without_need_is_taken_out_before_it_is_tried():
 
 def test_what_could_be_recomputed_is_also_tried_as_a_copy():
     timeline = chain()
-    first = replace(timeline.buffers[0], nbytes=3 * GIB, recompute_until=len(timeline.steps))
+    first = replace(
+        timeline.buffers[0], nbytes=3 * GIB, chains=(Chain(timeline.buffers[0].uses[0], 99, (0,), (), (3 * GIB,)),)
+    )
     steps = (ScheduledOp("f0", 0.1), *(replace(step, seconds=0.2) for step in timeline.steps[1:]))
     timeline, engine = Timeline(steps, (first, *timeline.buffers[1:]), timeline.turn), FakeEngine(7 * GIB)
     plans = list(falling(engine, timeline, 7 * GIB, planner(timeline, "hybrid")))

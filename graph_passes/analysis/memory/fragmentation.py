@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from graph_passes.analysis.memory.bfc_allocator import Chunk, Region
 from graph_passes.analysis.memory.simulate import Move, Padding
-from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.analysis.memory.timeline import Gap, Timeline
 
 MOST_ELEMENTS = 64  # of a list that are replayed one by one; longer lists have larger ones
 SMALL = 1 << 16  # smaller buffers are not replayed: they have separate chunks, or come and go in the gaps between
@@ -89,6 +89,7 @@ class _Event:
     releases: list[int] = field(default_factory=list)
     paddings: list[int] = field(default_factory=list)
     prefetches: list[int] = field(default_factory=list)
+    again: list[Gap] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     workspace: int = 0
@@ -118,7 +119,10 @@ def _plan_events(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[P
         if timeline.buffers[move.buffer].nbytes >= SMALL and (move.release < move.prefetch or move.recomputed):
             found.setdefault(move.release, _Event()).releases.append(move.buffer)
             back = found.setdefault(move.prefetch, _Event())
-            (back.starts if move.recomputed else back.prefetches).append(move.buffer)
+            if move.recomputed:
+                back.again.append(move.gap)
+            else:
+                back.prefetches.append(move.buffer)
     for padding in paddings:
         found.setdefault(padding.position, _Event()).paddings.append(padding.nbytes)
     return found
@@ -208,14 +212,25 @@ class _Replay:
         full = [self.allocate(nbytes) for nbytes in planned.paddings]
         for index in planned.prefetches:
             self.hold(index)
-        for index in planned.starts:
-            self.compute([index], self.timeline.steps[self.timeline.buffers[index].start].workspace)
+        for gap in planned.again:
+            self.recompute(gap)
         if event.starts or event.workspace:
             self.compute(event.starts, event.workspace)
         for index in event.ends:
             self.drop(index)
         for chunk in full:
             self.region.free(chunk)
+
+    def recompute(self, gap: Gap) -> None:
+        """Run a chain; its temporary tensors are taken to lie in one piece."""
+        chain = self.timeline.chain(gap)
+        if chain is None:
+            return
+        temporary = max(chain.held) - self.timeline.buffers[gap.buffer].nbytes
+        between = self.allocate(temporary) if temporary >= SMALL else None
+        self.compute([gap.buffer], max(self.timeline.steps[position].workspace for position in chain.ops))
+        if between:
+            self.region.free(between)
 
     def hold(self, index: int) -> None:
         buffer = self.timeline.buffers[index]

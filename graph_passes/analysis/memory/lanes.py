@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
+from graph_passes.analysis.memory.timeline import Buffer, Chain, ScheduledOp, Timeline, turning_point
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph
 from graph_passes.refusals import Reason
@@ -46,11 +46,13 @@ def lane_of(graph: Graph, timeline: Timeline, device: str, default: str) -> Time
 
 
 def _local(buffer: Buffer, here: Sequence[bool], index: dict[int, int]) -> Buffer:
-    inputs = buffer.recompute_inputs
-    if not all(source in index for source in inputs):
-        buffer = replace(buffer, recompute_until=-1, recompute_inputs=())
-    elif inputs:
-        buffer = replace(buffer, recompute_inputs=tuple(index[source] for source in inputs))
+    chains = tuple(
+        replace(chain, sources=tuple(index[source] for source in chain.sources))
+        if all(here[position] for position in chain.ops) and all(source in index for source in chain.sources)
+        else Chain(chain.since)
+        for chain in buffer.chains
+    )
+    buffer = replace(buffer, chains=chains)
     if not all(here[use] for use in (*buffer.uses, *buffer.written)):
         # When another lane reads it depends on that lane: it counts until the step ends.
         return replace(buffer, pinned_by=buffer.pinned_by or Reason.OTHER_DEVICE(), fetched=True)

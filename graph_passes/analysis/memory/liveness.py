@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from graph_passes.analysis.cost.model import CostModel
+from graph_passes.analysis.memory.chains import SMALLEST_MOVED, Known, read_across
 from graph_passes.analysis.memory.lists import ListSize, list_sizes
 from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
 from graph_passes.errors import UnknownShapeError
@@ -15,7 +16,6 @@ from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.merged import is_paired
 from graph_passes.refusals import Reason, Refusal
 
-SMALLEST_MOVED = 1 << 16  # a copy's fixed cost (about 10 us) moves this much
 SLICED = "TensorListFromTensor"  # its elements are parts of the tensor's buffer
 
 
@@ -89,27 +89,8 @@ def build_timeline(
     )
     turn = position[graph[loss.node].name] if loss else turning_point(pauses, len(order))
     buffers.sort(key=lambda buffer: (buffer.start, buffer.tensor))
-    return Timeline(steps, _with_recomputation(graph, position, owner, buffers), turn, costs.base(graph), only_updates)
-
-
-def _with_recomputation(
-    graph: Graph, position: Mapping[str, int], owner: Mapping[TensorId, TensorId], buffers: Sequence[Buffer]
-) -> tuple[Buffer, ...]:
-    """`buffers`, with marks on those that one pure op makes from what outlives them: weights, inputs, buffers."""
-    index = {buffer.tensor: place for place, buffer in enumerate(buffers)}
-    found: list[Buffer] = []
-    for buffer in buffers:
-        last = max((p for p in buffer.written if not buffer.uses or p <= buffer.uses[-1]), default=buffer.start)
-        node = graph[buffer.tensor.node]
-        sources = dict.fromkeys(owner[tensor] for tensor in node.inputs)
-        held = [index[source] for source in sources if source in index]
-        lasting = all(source in index or graph[source.node].op in ops.EXTERNAL for source in sources)
-        if buffer.movable and lasting and not node.stateful and last == buffer.start and node.op not in ops.VIEWS:
-            until = min((buffers[i].uses[-1] if buffers[i].uses else -1 for i in held), default=len(position))
-            found.append(replace(buffer, recompute_until=until, recompute_inputs=tuple(held)))
-        else:
-            found.append(buffer)
-    return tuple(found)
+    known = Known(graph, order, owner, buffers, fetched, merging)
+    return Timeline(steps, known.with_chains(), turn, costs.base(graph), only_updates)
 
 
 def update_only(graph: Graph, order: Sequence[str]) -> set[str]:
@@ -193,15 +174,6 @@ def _pinned(
         if following - last > 1 and len({graph.specs[v].shape for v in read_across(graph, position, views, last)}) > 1:
             return Reason.SEVERAL_SHAPES()
     return None
-
-
-def read_across(graph: Graph, position: Mapping[str, int], views: Sequence[TensorId], last: int) -> list[TensorId]:
-    """Those of a buffer's tensors that exist at position `last` and are read after it."""
-    return [
-        view
-        for view in views
-        if position[view.node] <= last and any(position[use.node] > last for use in graph.uses(view))
-    ]
 
 
 def _matters(graph: Graph, root: TensorId, start: int, uses: Sequence[int]) -> bool:

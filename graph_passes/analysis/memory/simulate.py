@@ -2,12 +2,12 @@
 
 Three resources run side by side, each in order: the compute stream, the copies out, the copies in. The compute stream
 waits at a release until the copy out has ended, and at a first use until the copy in has. What is recomputed instead of
-copied costs its op's time once more.
+copied costs the time of its chain's ops once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -30,7 +30,7 @@ class Move:
         release: the buffer is freed before this position runs; last < release.
         prefetch: the buffer is allocated again, and its copy in starts, before this position runs.
         next: position of the first use after; release <= prefetch <= next.
-        recomputed: whether the buffer is recomputed before `next`, by the op that made it, instead of copied.
+        recomputed: whether the buffer is recomputed before `next`, by its chain of ops, instead of copied.
     """
 
     buffer: int
@@ -82,6 +82,10 @@ class Outcome:
 def usage_under(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> npt.NDArray[np.int64]:
     """Bytes in use at each position when `moves` are made, and `paddings` are taken."""
     usage = timeline.usage - timeline.within((move.buffer, move.release, move.prefetch) for move in moves)
+    again = [(move, chain) for move in moves if move.recomputed and (chain := timeline.chain(move.gap))]
+    for move, chain in again:
+        for source in chain.sources:  # those that would be gone by then
+            usage[timeline.end(timeline.buffers[source]) + 1 : move.next + 1] += timeline.buffers[source].nbytes
     for move in moves:
         if move.recomputed:
             usage[move.next] = max(usage[move.next], recomputing_peak(timeline, usage, move))
@@ -110,6 +114,17 @@ def uncounted(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padd
     return int(usage.max(initial=timeline.base) - (usage - uncounted_under(timeline, moves)).max(initial=0))
 
 
+def are_there(sources: Iterable[int], position: int, away: Mapping[int, Sequence[Move | Gap]]) -> bool:
+    """Whether these buffers are in memory before `position`.
+
+    Args:
+        sources: indices of buffers that are alive then.
+        position: of the op that a chain runs before.
+        away: for each buffer, the stretches in which it is away.
+    """
+    return not any(gap.last < position <= gap.next for source in sources for gap in away.get(source, ()))
+
+
 def recomputing_peak(timeline: Timeline, usage: npt.NDArray[np.int64], move: Move) -> int:
     """Bytes in use while the buffer of `move` is recomputed, right before the op that reads it.
 
@@ -119,7 +134,12 @@ def recomputing_peak(timeline: Timeline, usage: npt.NDArray[np.int64], move: Mov
         move: a move.
     """
     before = usage[move.next] - timeline.made[move.next] - timeline.workspace[move.next]
-    return int(before + timeline.workspace[timeline.buffers[move.buffer].start])
+    chain = timeline.chain(move.gap)
+    if chain is None:
+        return int(before)
+    held = zip(chain.ops, chain.held, strict=True)
+    most = max(nbytes + timeline.steps[position].workspace for position, nbytes in held)
+    return int(before) - timeline.buffers[move.buffer].nbytes + most
 
 
 def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Sequence[Padding] = ()) -> Outcome:
@@ -144,11 +164,8 @@ def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[flo
     releases = by_position((move.release, index) for index, move in copies)
     prefetches = by_position((move.prefetch, index) for index, move in copies)
     arrivals = by_position((move.next, index) for index, move in copies)
-    makers = ((move.next, timeline.buffers[move.buffer].start) for move in moves if move.recomputed)
-    recomputed = {
-        position: sum(timeline.steps[start].seconds for start in starts)
-        for position, starts in by_position(makers).items()
-    }
+    again = by_position((move.next, timeline.recomputing(move.gap)) for move in moves if move.recomputed)
+    recomputed = {position: sum(seconds) for position, seconds in again.items()}
 
     now = out_free = in_free = stall = 0.0
     copied = [0.0] * len(moves)

@@ -42,6 +42,27 @@ class ScheduledOp:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """The ops that make a buffer's content again for the use that ends a gap.
+
+    Attributes:
+        since: the use of the buffer (or its start) after which the gap begins.
+        until: the last position before which the ops could run; until then all that they read is there.
+        ops: positions of the ops, in their order; the last makes the content. Empty if there is no such chain.
+        sources: indices of the buffers that they read. Those that end before are small, and are kept for the chain.
+        held: bytes of the chain's tensors in memory while each op runs, without its workspace.
+        kind: the type of each op and the bytes it makes. Chains of one kind are decided together.
+    """
+
+    since: int
+    until: int = -1
+    ops: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+    kind: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Buffer:
     """One allocation of the step.
 
@@ -55,9 +76,7 @@ class Buffer:
             content is final.
         pinned_by: why it cannot be moved, if it cannot.
         fetched: whether it stays alive after the last op, because the step returns it.
-        recompute_until: the last position at which the op that made it could recompute it, for what that reads is still
-            there; -1 if it never could.
-        recompute_inputs: indices of the buffers that op reads.
+        chains: how its content could be made again, ascending by `Chain.since`: one for each of its gaps.
         twice: whether TensorFlow's GPU kernel allocates it twice and keeps the second; the first is in the op's
             workspace.
         between: bytes that it allocates between the two, in its workspace, too.
@@ -72,8 +91,7 @@ class Buffer:
     written: tuple[int, ...] = ()
     pinned_by: Refusal | None = None
     fetched: bool = False
-    recompute_until: int = -1
-    recompute_inputs: tuple[int, ...] = ()
+    chains: tuple[Chain, ...] = ()
     twice: bool = False
     between: int = 0
     element: int = 0
@@ -219,6 +237,16 @@ class Timeline:
                     if gap.distance > 0 and self.before(use) >= 0:
                         found.append(gap)
         return sorted(found, key=lambda gap: (gap.next, gap.last))
+
+    def chain(self, gap: Gap) -> Chain | None:
+        """How the content that waits in a gap is made again before the use that ends it; None if it cannot be."""
+        known = [chain for chain in self.buffers[gap.buffer].chains if chain.since <= gap.last]
+        return known[-1] if known and known[-1].ops and gap.next <= known[-1].until else None
+
+    def recomputing(self, gap: Gap) -> float:
+        """Seconds that the chain of a gap runs; infinity if there is none."""
+        chain = self.chain(gap)
+        return sum(self.steps[position].seconds for position in chain.ops) if chain else float("inf")
 
     def nbytes(self, gap: Gap) -> int:
         """Bytes of the buffer that has the gap."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graph_passes.analysis.memory.liveness import read_across
+from graph_passes.analysis.memory.chains import read_across
 from graph_passes.analysis.memory.simulate import Move, by_position
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import GraphError
@@ -94,12 +94,22 @@ class _Writer:
         return self.insert(index, "MemOpAwait", inputs, {"T": self.dtype(self.moved[index])})
 
     def recompute(self, move: Move) -> TensorId:
-        """A second run of the op that made the buffer, from the same tensors."""
-        made = self.timeline.buffers[move.buffer].tensor
-        node = self.graph[made.node]
-        inputs = [self.current.get(tensor, tensor) for tensor in node.inputs]
-        again = self.next(f"tfmem/Recompute/{node.name}", node.op, inputs, node.attrs, node.device, node.outputs)
-        return TensorId(again.node, made.index)
+        """A second run of the ops that made the buffer's content, from the same tensors."""
+        chain = self.timeline.chain(move.gap)
+        if chain is None:
+            raise GraphError(f"buffer {move.buffer} is to be recomputed, and has no chain; please report this")
+        made: dict[str, str] = {}  # op of the chain -> its second run
+        for position in chain.ops:
+            node = self.graph[self.timeline.steps[position].node]
+            inputs = [
+                TensorId(made[tensor.node], tensor.index) if tensor.node in made else self.current.get(tensor, tensor)
+                for tensor in node.inputs
+            ]
+            again = self.next(f"tfmem/Recompute/{node.name}", node.op, inputs, node.attrs, node.device, node.outputs)
+            made[node.name] = again.node
+        views = self.timeline.buffers[move.buffer].views
+        target = read_across(self.graph, self.position, views, move.last)[0]
+        return TensorId(made[target.node], target.index)
 
     def dtype(self, tensor: TensorId) -> DataType:
         return DataType(self.graph.specs[tensor].dtype)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from graph_passes.analysis.memory.simulate import Move
+from graph_passes.analysis.memory.simulate import Move, are_there, by_position
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.passes.offload.plan import OffloadPlan
 
@@ -31,7 +31,7 @@ def _chain_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
 
 def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
     ordered, gaps = frozenset(plan.ordered), frozenset(timeline.gaps())
-    moving = {move.buffer for move in plan.moves}
+    away = by_position((move.buffer, move) for move in plan.moves)
     for gap, times in Counter(move.gap for move in plan.moves).items():
         if times > 1:
             yield f"{times} moves of '{timeline.buffers[gap.buffer].tensor}' between positions {gap.last}, {gap.next}"
@@ -42,8 +42,8 @@ def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
         if outside := sorted(_moments(move) - ordered):
             yield f"{tensor} is to be moved at position {outside[0]}, outside the chain"
         if move.recomputed:
-            buffer = timeline.buffers[move.buffer]
-            if move.next > buffer.recompute_until or not moving.isdisjoint(buffer.recompute_inputs):
+            chain = timeline.chain(move.gap)
+            if chain is None or not are_there(chain.sources, move.next, away):
                 yield f"{tensor} is to be recomputed before position {move.next} from what is not there"
         elif not move.copy_after <= move.last < move.release <= move.prefetch <= move.next:
             yield (

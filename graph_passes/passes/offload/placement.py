@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_passes.analysis.memory.simulate import Link, Move, recomputing_peak, usage_under
+from graph_passes.analysis.memory.simulate import Link, Move, are_there, by_position, recomputing_peak, usage_under
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.passes.offload.options import OffloadOptions
 
@@ -72,16 +72,29 @@ def _recomputed(
     """Under `hybrid`, mark the moves that are cheaper to recompute; what they are made from must stay."""
     if options.policy != "hybrid":
         return list(moves)
-    usage = usage_under(timeline, moves)
-    moving = {move.buffer for move in moves}
-    marked = []
+    marked, away = [], by_position((move.buffer, move) for move in moves)
     for move in moves:
-        buffer = timeline.buffers[move.buffer]
-        cheaper = timeline.steps[buffer.start].seconds < buffer.nbytes / link.prefetch
-        there = move.next <= buffer.recompute_until and moving.isdisjoint(buffer.recompute_inputs)
-        fits = recomputing_peak(timeline, usage, move) <= budget
-        marked.append(replace(move, recomputed=cheaper and there and fits))
-    return marked
+        chain = timeline.chain(move.gap)
+        cheaper = timeline.recomputing(move.gap) < timeline.buffers[move.buffer].nbytes / link.prefetch
+        there = chain is not None and are_there(chain.sources, move.next, away)
+        marked.append(replace(move, recomputed=cheaper and there))
+    usage = usage_under(timeline, [replace(move, recomputed=False) for move in marked])
+    marked = [
+        replace(move, recomputed=move.recomputed and recomputing_peak(timeline, usage, move) <= budget)
+        for move in marked
+    ]
+    over = np.flatnonzero((usage_under(timeline, marked) > budget) & (usage <= budget))
+    if not over.size:
+        return marked
+    # what chains keep for them is too much there
+    return [replace(move, recomputed=move.recomputed and not _keeps(timeline, move, over)) for move in marked]
+
+
+def _keeps(timeline: Timeline, move: Move, positions: npt.NDArray[np.int64]) -> bool:
+    """Whether memory is used for a chain at one of `positions`, though nothing is made there."""
+    chain = timeline.chain(move.gap)
+    first = min((timeline.end(timeline.buffers[source]) for source in chain.sources), default=move.next) if chain else 0
+    return bool(((first < positions) & (positions <= move.next)).any())
 
 
 def _release_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]) -> list[Move]:

@@ -29,12 +29,14 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from custom_ops.background import go_on
 from graph_passes.analysis.memory.fragmentation import SMALL, Failure, Room, first_failure
 from graph_passes.analysis.memory.simulate import Link, Move, Outcome, Padding, simulate
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.source import Readable
+from graph_passes.passes.offload.chains import chain_choices
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.placement import in_order, one_layer_ahead, place, tight
 from graph_passes.passes.offload.repair import repaired
@@ -237,6 +239,8 @@ def plan_offload(
     candidates = candidate_gaps(timeline, options, layers, convolution_inputs, budget if relax else None)
     if widest:
         chosen, threshold = widest_gaps(timeline, candidates, budget), 0
+    elif options.policy == "hybrid":
+        chosen, threshold = _fastest(timeline, candidates, link, budget, options, timed)
     elif is_thresholded(options):
         chosen, threshold = choose(timeline, candidates, budget, options)
     else:
@@ -263,6 +267,28 @@ def plan_offload(
         after = simulate(timeline, moves, link, paddings)
     ordered = chained(timeline, moves, budget, paddings)
     return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone, paddings)
+
+
+def _fastest(
+    timeline: Timeline, candidates: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
+) -> tuple[list[Gap], int]:
+    """The gaps, and the size threshold, of the fastest plan of those with more or fewer chains."""
+    found: list[tuple[bool, float, int, list[Gap], int]] = []
+    refused = None
+    for number, (again, others) in enumerate(chain_choices(timeline, candidates, link)):
+        go_on()
+        try:
+            chosen, threshold = choose(timeline, others, budget, options, again)
+        except InfeasibleBudgetError as error:
+            refused = refused or error
+            continue
+        moves = in_order(timeline, place(timeline, chosen, link, budget, options, timed))
+        after = simulate(timeline, moves, link)
+        found.append((after.peak > budget, after.seconds, number, chosen, threshold))
+    if not found:
+        raise refused or ValueError("no choice of chains was planned")
+    *_, chosen, threshold = min(found, key=lambda plan: plan[:3])
+    return chosen, threshold
 
 
 def chained(

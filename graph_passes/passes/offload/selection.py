@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -66,16 +66,43 @@ def candidate_gaps(
 
 
 def choose(
-    timeline: Timeline, candidates: Sequence[Gap], budget: int, options: OffloadOptions
+    timeline: Timeline, candidates: Sequence[Gap], budget: int, options: OffloadOptions, again: Sequence[Gap] = ()
 ) -> tuple[list[Gap], int]:
-    """The largest size threshold whose plan meets the budget, then without what that plan could do without."""
+    """The largest size threshold whose plan meets the budget, then without what that plan could do without.
+
+    Args:
+        timeline, candidates, budget, options: as elsewhere.
+        again: gaps after which buffers are recomputed, those first that pay least; what could stay of these stays.
+    """
+    chosen, threshold = _copies(timeline, candidates, budget, options, again)
+    usage = _lowest(timeline, (*again, *chosen))
+    return chosen + _needed(timeline, again, usage, budget), threshold
+
+
+def _needed(timeline: Timeline, gaps: Iterable[Gap], usage: npt.NDArray[np.int64], budget: int) -> list[Gap]:
+    """Those of `gaps` that do not fit when the ones before them are filled; fills `usage`."""
+    kept = []
+    for gap in gaps:
+        hole = slice(gap.last + 1, gap.next)
+        if usage[hole].max() + timeline.nbytes(gap) <= budget:
+            usage[hole] += timeline.nbytes(gap)
+        else:
+            kept.append(gap)
+    return kept
+
+
+def _copies(
+    timeline: Timeline, candidates: Sequence[Gap], budget: int, options: OffloadOptions, again: Sequence[Gap]
+) -> tuple[list[Gap], int]:
     waiting = [gap for gap in candidates if timeline.crosses_turn(gap)]
-    if waiting and _lowest(timeline, waiting).max() <= budget:
+    if waiting and _lowest(timeline, (*again, *waiting)).max() <= budget:
         candidates = waiting  # the thesis's own candidates are enough
     if options.size_threshold != "auto":
-        require_feasible(timeline, candidates, budget, f"with every tensor over {options.size_threshold} bytes moved")
+        require_feasible(
+            timeline, (*again, *candidates), budget, f"with every tensor over {options.size_threshold} bytes moved"
+        )
         return list(candidates), options.size_threshold
-    require_feasible(timeline, candidates, budget, "with every candidate tensor moved out")
+    require_feasible(timeline, (*again, *candidates), budget, "with every candidate tensor moved out")
     sizes = sorted({timeline.nbytes(gap) for gap in candidates}, reverse=True)
     if not sizes:  # the bytes fit as they are
         return [], 0
@@ -84,21 +111,14 @@ def choose(
     while low < high:
         go_on()
         middle = (low + high) // 2
-        if _lowest(timeline, _larger(timeline, candidates, sizes[middle])).max() <= budget:
+        if _lowest(timeline, (*again, *_larger(timeline, candidates, sizes[middle]))).max() <= budget:
             high = middle
         else:
             low = middle + 1
     threshold = sizes[low]
     chosen = _larger(timeline, candidates, threshold)
-    usage = _lowest(timeline, chosen)
-    kept = []
-    for gap in sorted(chosen, key=lambda gap: (gap.distance, gap.next)):  # short gaps hide least
-        hole = slice(gap.last + 1, gap.next)
-        if usage[hole].max() + timeline.nbytes(gap) <= budget:
-            usage[hole] += timeline.nbytes(gap)
-        else:
-            kept.append(gap)
-    return kept, threshold
+    shortest = sorted(chosen, key=lambda gap: (gap.distance, gap.next))  # short gaps hide least
+    return _needed(timeline, shortest, _lowest(timeline, (*again, *chosen)), budget), threshold
 
 
 def widest_gaps(timeline: Timeline, candidates: Sequence[Gap], budget: int) -> list[Gap]:

@@ -1,0 +1,68 @@
+"""Which gaps end with a recomputation instead of a copy, when their sources then have to stay. Pure.
+
+Chains of one kind cost the same and free the same, so they are decided together. Kinds are ranked by the seconds that
+they take for a byte; each stretch of the best ones is planned once with the copies that are still needed, and the plan
+that is predicted to be fastest is taken. The first stretch is empty: the plan without chains that need more to stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from graph_passes.analysis.memory.simulate import Link, are_there, by_position
+from graph_passes.analysis.memory.timeline import Chain, Gap, Timeline
+
+MOST_PLANS = 8  # stretches that are planned, at most, beside the empty one
+
+
+def chain_choices(timeline: Timeline, candidates: Sequence[Gap], link: Link) -> Iterator[tuple[list[Gap], list[Gap]]]:
+    """Choices of (gaps that chains end, those that pay least first; gaps that copies may still end)."""
+    yield [], list(candidates)
+    ranked = _ranked(timeline, candidates, link)
+    counts = sorted({-(-len(ranked) * part // MOST_PLANS) for part in range(1, MOST_PLANS + 1)})
+    for count in counts if ranked else ():
+        again = _together(timeline, [gap for kind in ranked[:count] for gap in kind])
+        needed = by_position((source, gap.next) for gap in again for source in _chain(timeline, gap).sources)
+        taken = set(again)
+        others = [
+            gap
+            for gap in candidates
+            if gap not in taken and not any(gap.last < use <= gap.next for use in needed.get(gap.buffer, ()))
+        ]
+        yield again[::-1], others
+
+
+def _ranked(timeline: Timeline, candidates: Sequence[Gap], link: Link) -> list[list[Gap]]:
+    """Candidates that a chain ends in less time than a copy back, by kind, those first that pay most."""
+    kinds: dict[object, list[Gap]] = {}
+    for gap in candidates:
+        if timeline.recomputing(gap) < timeline.nbytes(gap) / link.prefetch:
+            kinds.setdefault(_chain(timeline, gap).kind, []).append(gap)
+
+    def price(gaps: list[Gap]) -> float:
+        return sum(map(timeline.recomputing, gaps)) / sum(map(timeline.nbytes, gaps))
+
+    return sorted(kinds.values(), key=price)
+
+
+def _together(timeline: Timeline, gaps: Sequence[Gap]) -> list[Gap]:
+    """Those of `gaps` whose chains can all run: none takes away what one before it reads, nor the reverse."""
+    found: list[Gap] = []
+    away: dict[int, list[Gap]] = {}
+    needed: dict[int, list[int]] = {}
+    for gap in gaps:
+        sources = _chain(timeline, gap).sources
+        keeps = any(gap.last < use <= gap.next for use in needed.get(gap.buffer, ()))
+        if not keeps and are_there(sources, gap.next, away):
+            found.append(gap)
+            away.setdefault(gap.buffer, []).append(gap)
+            for source in sources:
+                needed.setdefault(source, []).append(gap.next)
+    return found
+
+
+def _chain(timeline: Timeline, gap: Gap) -> Chain:
+    chain = timeline.chain(gap)
+    if chain is None:
+        raise ValueError(f"buffer {gap.buffer} has no chain for the gap from {gap.last} to {gap.next}")
+    return chain

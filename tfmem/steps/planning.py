@@ -37,7 +37,7 @@ def can_wait(engine: Engine, trace: Trace) -> bool:
     graph would restart their streams.
     """
     options, budget = engine.options, engine.budget
-    if is_distributed(trace.concrete):  # which is never fused: there is nothing to wait for
+    if is_distributed(trace.concrete):  # which is fused at once, or never: there is nothing to wait for
         return False
     if not (engine.stitches and engine.target.is_gpu and (engine.replaces or budget is not None)):
         return False

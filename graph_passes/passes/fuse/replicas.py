@@ -20,24 +20,30 @@ from graph_passes.graph.ir import Graph, Node
 
 
 def behind_sums(graph: Graph, known: Mapping[str, NodePattern]) -> set[str]:
-    """Names of the nodes that updates of variables depend on in their own lane, back to the sums over lanes.
+    """Names of the nodes that updates of some lanes depend on, and those of other lanes do not.
+
+    The search ends at collectives. What all lanes depend on is computed once, and copied.
 
     Args:
         graph: the graph.
         known: the patterns of its nodes.
     """
-    lanes, updates = _lanes(graph), [node for node in graph if _may_write(graph, known, node)]
-    found: set[str] = set()
-    pending = [(node.name, node.device) for node in updates if node.device in lanes]
-    while pending:
-        name, lane = pending.pop()
-        if name in found or is_collective(graph[name]):
-            continue
-        found.add(name)
-        before = list(graph.predecessors(graph[name]))
-        if all(graph[each].device in (lane, "") for each in before):
-            pending += [(each, lane) for each in before]
-    return found
+    lanes = _lanes(graph)
+    updates = [node for node in graph if node.device in lanes and _may_write(graph, known, node)]
+    needed: Counter[str] = Counter()
+    for lane in lanes:
+        own = [node.name for node in updates if node.device == lane]
+        needed.update(graph.reached(own, lambda node: _before(graph, node)))
+    copies = {
+        node.name
+        for node in updates
+        if node.op == "AssignVariableOp" and needed[node.inputs[-1].node] in (0, len(lanes))
+    }
+    return {name for name, count in needed.items() if count < len(lanes)} - copies
+
+
+def _before(graph: Graph, node: Node) -> list[str]:
+    return [tensor.node for tensor in node.inputs if not is_collective(graph[tensor.node])]
 
 
 def unequal(graph: Graph, regions: Mapping[str, tuple[Sequence[str], Region]]) -> set[str]:

@@ -8,6 +8,7 @@ graph --find_regions--> regions --candidate_of--> ops and bytes --substitution, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
@@ -116,7 +117,7 @@ def partition_graph(
     fusible: Callable[[str], bool] | None = None,
     generated: Callable[[str], bool] | None = None,
     default: str = "",
-    apart: Collection[str] = (),
+    apart: AbstractSet[str] = frozenset(),
     fed: Collection[str] = (),
     fetched: Collection[TensorId] = (),
     refuse: Refuse | None = None,
@@ -134,7 +135,7 @@ def partition_graph(
         fusible: whether a memory-intensive node can be in a kernel; None: by its kind.
         generated: whether a product can; None: those that are small on the device.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
-        apart: names of nodes that are in no region with others.
+        apart: names of nodes that are in no region with others; see `find_regions`.
         fed: names of nodes whose outputs the caller may give.
         fetched: tensors that are read outside of the graph; of a function, its results.
         refuse: see `Refuse`; None: anything can be a kernel.

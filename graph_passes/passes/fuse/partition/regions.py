@@ -13,6 +13,7 @@ Collectives that meet count as one op: a path may leave a device through one of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from graph_passes.analysis.dependences import Role, dependences, runs, settled
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
@@ -21,6 +22,7 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId, texts
 from graph_passes.graph.ops import EXTERNAL, passed
 from graph_passes.graph.order import is_acyclic
+from graph_passes.passes.fuse.partition.like_order import LikeOrder
 from graph_passes.refusals import Reason, Refusal
 
 CALLS = frozenset(
@@ -43,7 +45,7 @@ def find_regions(
     fed: Collection[str] = (),
     outside: Mapping[str, Refusal] | None = None,
     default: str = "",
-    apart: Collection[str] = (),
+    apart: AbstractSet[str] = frozenset(),
 ) -> tuple[list[tuple[str, ...]], Mapping[str, Refusal]]:
     """The members of each region of a graph, and why a node is in none, for all that are in none. Members are in
     topological order, and regions in an order in which they can run.
@@ -56,7 +58,7 @@ def find_regions(
         fed: names of nodes whose outputs the caller may give.
         outside: names of further nodes that can be in no region, and why.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
-        apart: names of nodes that are in no region with others.
+        apart: names of nodes that are in no region with others; equal regions of them have equal orders.
 
     Raises:
         GraphError: the graph has a cycle.
@@ -97,6 +99,9 @@ def find_regions(
         left = {name for name in order if name not in inside and name not in whole}
         if not left and not more:
             regions = [tuple(found[key]) for key in sorted(found)]
+            if apart:
+                like = LikeOrder(graph, order, net, met)
+                regions = [members if apart.isdisjoint(members) else tuple(like(members)) for members in regions]
             return regions, _reasons(op_patterns, order, inside, borders)
         whole |= left | more.keys()
         borders |= more

@@ -30,7 +30,6 @@ from tfmem.capture.concrete_function import (
     asks_for_xla,
     call_traced,
     flat_arguments,
-    is_distributed,
     with_places,
 )
 from tfmem.devices import conditions, is_deterministic
@@ -204,9 +203,9 @@ def fuse(job: Job, state: Placed) -> Move[State]:
     fuser, state = Fuser(engine, trace, with_xla), replace(state, function=trace.base)
     if with_xla and (not timed or options.fusion.tune != "full" or asks_for_xla(trace.concrete)):
         return fuser.settled(state, FusionWhy.XLA_ASKED)
-    if is_distributed(trace.concrete):
-        return _of_replicas(fuser, state)
     try:
+        if trace.of_replicas:
+            return _of_replicas(fuser, state)
         if timed and trace.draws:  # steps before and after the choice share random streams
             graphs = trace.drawing()
             fuser = replace(fuser, graphs=graphs)

@@ -122,6 +122,8 @@ def _borders(
         node, op_pattern = graph[name], op_patterns[name]
         if op_pattern.pattern not in kinds:
             found[name] = op_pattern.reason or Reason.NO_SUCH_PATTERN(pattern=op_pattern.pattern.value)
+        elif is_collective(node):
+            found[name] = Reason.ASYNCHRONOUS(op=node.op)
         elif name in fed:
             found[name] = Reason.FED()
         elif name in dead:

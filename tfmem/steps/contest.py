@@ -226,7 +226,7 @@ def fuse(job: Job, state: Placed) -> Move[State]:
 def _of_replicas(fuser: Fuser, state: State) -> Move[State]:
     """A step of several replicas runs stitched at once, by the cost model, where the user asked for fusion.
 
-    It is not timed: copies of its variables have no collectives of their own.
+    It is not timed, since copies of its variables have no collectives.
     """
     engine = fuser.engine
     if "fusion" not in (engine.options.passes or ()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.fuse.partition.like_order import LikeOrder
 from graph_passes.passes.fuse.partition.partition import partition_graph
+from graph_passes.passes.fuse.plan import Needs, plan_fusion
 from graph_passes.passes.fuse.replicas import behind_sums
 from graph_passes.refusals import Reason
 from tests.fusion_graphs import UNIT
@@ -189,3 +190,54 @@ def test_equal_regions_have_equal_orders() -> None:
         members = [name for name in order if name[:2] in ("m0", "m1", "u0", "u1") and name.endswith(str(lane))]
         found.append([name.replace(f"/{lane}", "") for name in like(members)])
     assert found[0] == found[1]
+
+
+class Given:
+    """A source of one graph, of which nothing is fetched."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def read(self, inlined: object = None, functions: bool = True) -> Graph:
+        return self.graph
+
+    def keep(self, graph: Graph) -> set[str]:
+        return set()
+
+
+def replicas(last: Sequence[str]) -> Graph:
+    """Each lane computes, sums, computes again and updates a variable; the last op before the update is given."""
+    nodes: list[Node] = []
+
+    def add(name: str, op: str, inputs: Iterable[str], lane: int, outputs: int = 1) -> None:
+        nodes.append(Node(name, op, [TensorId(each) for each in inputs], device=device(lane), outputs=outputs))
+
+    for lane, op in enumerate(last):
+        for name in ("x", "w", "size", "key", "token"):
+            add(f"{name}/{lane}", "Placeholder", [], lane)
+        for number, read in enumerate(("x", "a0", "a1", "a2")):
+            add(f"a{number}/{lane}", "Exp", [f"{read}/{lane}"], lane)
+        add(f"c/{lane}", "CollectiveReduceV2", [f"{n}/{lane}" for n in ("a3", "size", "key", "key", "token")], lane)
+        for number, read in enumerate(("c", "b0", "b1")):
+            add(f"b{number}/{lane}", "Exp", [f"{read}/{lane}"], lane)
+        add(f"b3/{lane}", op, [f"b2/{lane}"], lane)
+        add(f"u/{lane}", "AssignVariableOp", [f"w/{lane}", f"b3/{lane}"], lane, outputs=0)
+    value = TensorSpec("float32", 4, (64,))
+    specs = {
+        TensorId(node.name): TensorSpec("resource", 4, (), value) if node.name[0] in "wt" else value
+        for node in nodes
+        if node.outputs
+    }
+    return Graph(nodes, specs, {f"{n}/{lane}": np.array(2, np.int32) for n in ("size", "key") for lane in range(2)})
+
+
+def test_variables_are_updated_by_equal_regions_or_by_none() -> None:
+    needs = Needs(UNIT, device(0), lambda node: b"", mirrored=True)
+    found, _ = plan_fusion(Given(replicas(("Tanh", "Tanh"))), needs)
+    assert sorted(region.schedule.members[0][0] for region in found.regions) == ["a", "a", "b", "b"]
+    assert not found.kept
+    found, _ = plan_fusion(Given(replicas(("Tanh", "Sin"))), needs)
+    assert sorted(region.schedule.members[0][0] for region in found.regions) == ["a", "a"]
+    assert [region.reason for region in found.kept] == [Reason.OTHER_REPLICA()] * 2
+    found, _ = plan_fusion(Given(replicas(("Tanh", "Sin"))), replace(needs, mirrored=False))
+    assert len(found.regions) == 4

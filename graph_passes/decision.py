@@ -48,7 +48,9 @@ class FusionWhy(StrEnum):
     NOTHING = "nothing to stitch"
     PLANNED = "left unchanged: a plan for the memory budget runs in its place"
     TRACED = "not stitched: more of the function is still to be traced"
-    DISTRIBUTED = "left unchanged: the step runs under a distribution strategy"
+    DISTRIBUTED = "left unchanged: steps of several replicas are not timed"
+    OTHER_WORKERS = "left unchanged: replicas of other workers take part in the step"
+    REPLICAS = "stitched, as the cost model chose: steps of several replicas are not timed"
     FAILED = "left unchanged: stitching failed"
     XLA_ASKED = "left to XLA, which the function asks for"
     XLA_UNTIMED = "left to XLA: nothing can be timed"
@@ -58,7 +60,7 @@ class FusionWhy(StrEnum):
         """Whether the step runs stitched."""
         if self in (FusionWhy.UNDECIDED, FusionWhy.MEANWHILE):
             return Fusion.UNDECIDED
-        stitched = self in (FusionWhy.BY_MODEL, FusionWhy.UNTUNED, FusionWhy.DETERMINISTIC)
+        stitched = self in (FusionWhy.BY_MODEL, FusionWhy.UNTUNED, FusionWhy.DETERMINISTIC, FusionWhy.REPLICAS)
         return Fusion.STITCHED if stitched else Fusion.LEFT
 
     @property
@@ -66,6 +68,8 @@ class FusionWhy(StrEnum):
         """What the user can do to have the step stitched, in words; "" if nothing."""
         if self is FusionWhy.PLANNED:
             return "give a memory_budget under which nothing has to move"
+        if self is FusionWhy.DISTRIBUTED:
+            return "pass passes=('recurrent', 'fusion', 'offload') to tfmem.optimize"
         return "pass the tf.function itself to tfmem.optimize" if self is FusionWhy.TRACED else ""
 
 

@@ -210,6 +210,8 @@ class Reason(Enum):
     FED = "fusion", "its output is fed"
     BEHIND_SWITCH = "fusion", "it lies behind a Switch, so that it may not run"
     HELD_CONSTANT = "fusion", "a constant, which the kernels that read it hold themselves"
+    COLLECTIVES = "fusion", "collectives of its graph meet in no known order: {detail}"
+    OTHER_REPLICA = "fusion", "it updates variables, and another replica would run other kernels for its own"
     NO_GAIN = "fusion", "one op in place of {ops} would gain nothing"
     NO_TIME = "fusion", "it takes no time, and no neighbour of it is in a region"
     VARIABLE_ASSIGNED = "fusion", "it takes the variable '{tensor}', which other ops of its region assign"

@@ -82,7 +82,11 @@ def waited(graph: Graph, node: Node) -> list[str]:
 
 
 def dependences(
-    graph: Graph, op_patterns: Mapping[str, NodePattern], order: Sequence[str], whole: Collection[str] = ()
+    graph: Graph,
+    op_patterns: Mapping[str, NodePattern],
+    order: Sequence[str],
+    whole: Collection[str] = (),
+    together: Collection[Sequence[str]] = (),
 ) -> Dependences:
     """The dependences of a graph, numbered by `order`; see `waited` for a `NoOp`, of which nothing waits here.
 
@@ -91,6 +95,8 @@ def dependences(
         op_patterns: of all nodes.
         order: a topological order of them.
         whole: names of nodes of which every input counts, since no region will hold them; of others, see `read_by`.
+        together: sets of nodes of which each waits for all that any of its set waits for, as collectives that meet do;
+            `order` has to fit that.
     """
     place = {name: number for number, name in enumerate(order)}
     before: list[tuple[int, ...]] = []
@@ -99,6 +105,10 @@ def dependences(
         read = node.inputs if name in whole else read_by(graph, op_patterns, node)
         found = {place[tensor.node] for tensor in read} | {place[control] for control in waited(graph, node)}
         before.append(tuple(sorted(found)) if node.op != "NoOp" else ())
+    for names in together:
+        needed = tuple(sorted({earlier for name in names for earlier in before[place[name]]}))
+        for name in names:
+            before[place[name]] = needed
     return Dependences(tuple(before))
 
 

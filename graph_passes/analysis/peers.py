@@ -9,9 +9,10 @@ k-th of a group in one lane meets the k-th of that group in every other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from custom_ops.ordering import topological_order
 from graph_passes.errors import GraphError
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node
@@ -76,6 +77,29 @@ def meetings(graph: Graph) -> tuple[Meeting, ...]:
             found.setdefault((group, turn), []).append(name)
         latest[name] = waited
     return tuple(Meeting(group, turn, tuple(members)) for (group, turn), members in found.items())
+
+
+def united_order(graph: Graph, met: Sequence[Meeting]) -> list[str]:
+    """A topological order in which each collective stands behind all that any collective of its meeting waits for.
+
+    Raises:
+        GraphError: the graph has none: it waits for itself.
+    """
+    if not met:
+        return topological(graph)
+    before = {node.name: set(graph.predecessors(node)) for node in graph}
+    after: dict[str, list[str]] = {name: [] for name in before}
+    for meeting in met:
+        needed = set().union(*(before[name] for name in meeting.members))
+        before.update(dict.fromkeys(meeting.members, needed))
+    for name, needed in before.items():
+        for each in needed:
+            after[each].append(name)
+    order = topological_order({name: len(needed) for name, needed in before.items()}, after.__getitem__)
+    if len(order) < len(graph):
+        stuck = next(name for name in before if name not in set(order))
+        raise GraphError(f"the step waits for itself through or before '{stuck}' ({graph[stuck].op})")
+    return order
 
 
 def waits_for_itself(graph: Graph) -> tuple[str, ...]:

@@ -50,3 +50,10 @@ def test_two_workers() -> None:
         for process in processes:
             process.kill()
             process.communicate(timeout=TIMEOUT)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("cases", ["loops", "keras", pytest.param("tf_keras", marks=pytest.mark.long)])
+def test_two_fused_replicas(cases: str) -> None:
+    with started("fused_replicas", cases) as process:
+        require_equal(process)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -26,7 +27,7 @@ from tensorflow.python.saved_model import save_context
 from custom_ops.errors import warn
 from graph_passes.errors import GraphError
 from tfmem.capture.build import annotate_handles, build_graph, own_library
-from tfmem.capture.captured import Captured, side_effects, unique
+from tfmem.capture.captured import Captured, op_name, side_effects, unique
 from tfmem.capture.grappler import NO_GRAPPLER, options_without_grappler, without_grappler
 from tfmem.capture.shapes import traced_graphs
 
@@ -67,6 +68,22 @@ def capture_concrete(cf: ConcreteFunction) -> Captured:
         creation_order=tuple(node.name for node in graph_def.node),
         traced=traced_graphs(graph),
     )
+
+
+def with_places(captured: Captured, cf: ConcreteFunction) -> Captured:
+    """`captured`, with the device of each resource that `cf` captured: an op that names none runs where that lies."""
+    captures = zip(reversed(captured.feeds), reversed(cf._captured_inputs), strict=False)
+    places = {
+        op_name(name): tensor.device
+        for name, tensor in captures
+        if type(tensor) is EagerTensor and tensor.dtype == tf.resource
+    }
+    graph_def = GraphDef()
+    graph_def.CopyFrom(captured.graph_def)
+    for node in graph_def.node:
+        if node.name in places and not node.device:
+            node.device = places[node.name]
+    return replace(captured, graph_def=graph_def)
 
 
 def _outputs(cf: ConcreteFunction) -> list[tf.Tensor]:

@@ -44,17 +44,20 @@ def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
     return run_grappler(captured, device=engine.target.kind, nested=engine.stitches, keep_layout=True)
 
 
-def stitched(optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> tuple[Captured, FusionPlan]:
+def stitched(
+    optimized: Captured, engine: Engine, roots: Collection[str] | None = None, mirrored: bool = False
+) -> tuple[Captured, FusionPlan]:
     """What Grappler left, after the passes of `AFTER_GRAPPLER`, and what they did.
 
     Args:
         optimized: what Grappler left.
         engine: device and options.
         roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
+        mirrored: whether variables of several devices have to stay equal; see `Needs`.
     """
     source = CapturedSource(optimized, engine.feed_shapes)
     needs = fusion_needs(optimized.feeds, engine.target, engine.options, roots, quiet=engine.quiet)
-    done = stitch(source, engine, needs)
+    done = stitch(source, engine, replace(needs, mirrored=mirrored))
     return source.captured, done
 
 

@@ -30,12 +30,13 @@ from tfmem.capture.concrete_function import (
     asks_for_xla,
     call_traced,
     flat_arguments,
-    is_distributed,
+    with_places,
 )
 from tfmem.devices import conditions, is_deterministic
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
 from tfmem.steps.after_grappler import stitched, unstitched, with_decision, with_fusion, with_regions
+from tfmem.steps.fused_replicas import against_edited, against_fusion
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Move
 from tfmem.steps.random_streams import StepGraphs
@@ -115,12 +116,14 @@ class Fuser:
         trace: its recurrent layers replaced.
         with_xla: whether XLA would run the step.
         graphs: makes functions that share random streams; None if no op has any.
+        mirrored: whether replicas on several devices keep equal variables.
     """
 
     engine: Engine
     trace: Trace
     with_xla: bool
     graphs: StepGraphs | None = None
+    mirrored: bool = False
 
     @property
     def known(self) -> Remembered[Times]:
@@ -131,8 +134,13 @@ class Fuser:
         """The regions of the step; `report` is of the step without."""
         plain = self.trace.optimized()
         go_on()
-        captured, found = stitched(self.trace.to_stitch(), self.engine)
+        given = self.trace.to_stitch()
+        if self.mirrored:
+            given = with_places(given, self.trace.concrete)
+        captured, found = stitched(given, self.engine, mirrored=self.mirrored)
         report = with_regions(report, found, report.fusion)
+        if self.mirrored and (why := against_edited(captured, found, self.engine.feed_shapes)):
+            return Found(report, why=why)
         if found.regions:
             return Found(report, self._rivals(plain, captured))
         faults = [region.reason for region in found.kept if region.warned]
@@ -195,9 +203,9 @@ def fuse(job: Job, state: Placed) -> Move[State]:
     fuser, state = Fuser(engine, trace, with_xla), replace(state, function=trace.base)
     if with_xla and (not timed or options.fusion.tune != "full" or asks_for_xla(trace.concrete)):
         return fuser.settled(state, FusionWhy.XLA_ASKED)
-    if is_distributed(trace.concrete):
-        return fuser.settled(state, FusionWhy.DISTRIBUTED)
     try:
+        if trace.of_replicas:
+            return _of_replicas(fuser, state)
         if timed and trace.draws:  # steps before and after the choice share random streams
             graphs = trace.drawing()
             fuser = replace(fuser, graphs=graphs)
@@ -213,6 +221,30 @@ def fuse(job: Job, state: Placed) -> Move[State]:
     except Exception as error:  # after any error, the step runs without regions
         return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     return decide(fuser, state, found)
+
+
+def _of_replicas(fuser: Fuser, state: State) -> Move[State]:
+    """A step of several replicas runs stitched at once, by the cost model, where the user asked for fusion.
+
+    It is not timed, since copies of its variables have no collectives.
+    """
+    engine = fuser.engine
+    if "fusion" not in (engine.options.passes or ()):
+        return fuser.settled(state, FusionWhy.DISTRIBUTED)
+    try:
+        why = against_fusion(fuser.trace.optimized(), engine.feed_shapes)
+        if why:
+            engine.notices.warn("fusion", f"tfmem: {fuser.trace.name} was to be stitched, but is {why}")
+            return fuser.settled(state, why)
+        untimed = replace(engine.options, fusion=replace(engine.options.fusion, tune="off"))
+        fuser = replace(fuser, engine=replace(engine, options=untimed), mirrored=True)
+        found = fuser.plan(state.report)
+    except Exception as error:  # after any error, the step runs without regions
+        return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
+    state = replace(state, report=found.report)
+    if found.rivals is None:
+        return fuser.settled(state, found.why)
+    return fuser.stitched(state, found.rivals, FusionWhy.REPLICAS)
 
 
 def planned(state: Fusing) -> Move[State]:

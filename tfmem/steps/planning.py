@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 from graph_passes.errors import InfeasibleBudgetError
-from tfmem.capture.concrete_function import is_distributed
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps.job import Job
@@ -37,14 +36,13 @@ def can_wait(engine: Engine, trace: Trace) -> bool:
     graph would restart their streams.
     """
     options, budget = engine.options, engine.budget
-    if is_distributed(trace.concrete):  # which is never fused: there is nothing to wait for
-        return False
     if not (engine.stitches and engine.target.is_gpu and (engine.replaces or budget is not None)):
         return False
     if not options.observe or options.fusion.tune != "fast" or engine.must_fit:
         return False
     try:
-        return not trace.draws and (budget is None or trace.surely_fits(budget))
+        # A step of replicas is fused at once, or never: there is nothing to wait for.
+        return not trace.draws and not trace.of_replicas and (budget is None or trace.surely_fits(budget))
     except Exception:  # `start` meets the same error, and reports it
         return False
 

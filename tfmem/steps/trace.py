@@ -23,7 +23,7 @@ from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.report import ORDERED, Report
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, every_node, require_feeds
-from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.concrete_function import capture_concrete, is_distributed, restore_concrete
 from tfmem.devices import conditions
 from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
 from tfmem.runtime.engine import Engine
@@ -175,6 +175,11 @@ class Trace:
     def shared(self) -> bool:
         """Whether other replicas run the step with this one, which waits for them; see `pipeline.Step`."""
         return self._read is not None and bool(self._read.step.shared)
+
+    @property
+    def of_replicas(self) -> bool:
+        """Whether it is of a distribution strategy: by its variables, or by its ops, which may use none."""
+        return is_distributed(self.concrete) or bool(shared_by(every_node(self._captured_once().graph_def)))
 
     @property
     def step(self) -> pipeline.Step:

@@ -12,12 +12,14 @@ Growing sets edge by edge meets such cycles one at a time. Instead each op gets 
     _running_together               sets of nodes of which all run whenever one does
     partition_graph                 candidates, and the steps of each: kernels, calls, views (`partition/partition.py`)
     _planned                        each candidate lowered to a `Region`, with its kernels: a `RegionPlan`
+    _alike                          of replicas whose variables have to stay equal, equal regions (`replicas.py`)
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from custom_ops.errors import KernelError
@@ -38,6 +40,7 @@ from graph_passes.lower.writer import LoweringError
 from graph_passes.passes.fuse.lower_region import Encode, Lowered, lower_region
 from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, Schedule, StepKind, partition_graph
 from graph_passes.passes.fuse.partition.score import Measure, Refuse
+from graph_passes.passes.fuse.replicas import behind_sums, unequal
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import RegionRecord, StepRecord
 
@@ -59,6 +62,7 @@ class Needs:
         measure: times patterns of a graph, of which the last names are fetched (see `Measure`); None: all is by model.
         timed: whether products may be timed where they run, to choose among their algorithms.
         beside: times the library's products (see `Beside`); None: none may be timed.
+        mirrored: whether variables of several devices have to stay equal, so that equal kernels must update them.
     """
 
     device: KernelDevice
@@ -72,6 +76,7 @@ class Needs:
     measure: Callable[[Graph, Shapes, Collection[str]], Measure] | None = None
     timed: bool = False
     beside: Beside | None = None
+    mirrored: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,7 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
     shapes = Shapes(graph)
 
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
+    apart = behind_sums(graph, known) if needs.mirrored else set()
     regions: list[Schedule] = []
     reasons: dict[str, Refusal] = {}
     for names in _running_together(graph, needs.roots):
@@ -191,6 +197,7 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
             needs.device,
             kinds=needs.kinds,
             default=needs.home,
+            apart=apart,
             fed=needs.fed,
             fetched=fetched,
             refuse=refusal(graph, keep, shapes),
@@ -199,7 +206,19 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
         regions += plan.regions
         reasons |= {name: why for name, why in plan.reasons.items() if name in names}
     plan = Partition(tuple(regions), reasons)
-    return _planned(graph, plan, needs, keep, fetched, shapes), graph
+    found = _planned(graph, plan, needs, keep, fetched, shapes)
+    return (_alike(graph, found, apart) if needs.mirrored else found), graph
+
+
+def _alike(graph: Graph, plan: FusionPlan, behind: AbstractSet[str]) -> FusionPlan:
+    """`plan` without the regions because of which replicas would differ."""
+    found = {each.name: (each.schedule.members, each.lowered.region) for each in plan.regions}
+    lost = unequal(graph, {name: each for name, each in found.items() if not behind.isdisjoint(each[0])})
+    kept = (
+        Unfused(each.name, each.schedule.members, Reason.OTHER_REPLICA()) for each in plan.regions if each.name in lost
+    )
+    left = tuple(each for each in plan.regions if each.name not in lost)
+    return replace(plan, regions=left, kept=(*plan.kept, *kept))
 
 
 def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:

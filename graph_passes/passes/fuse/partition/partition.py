@@ -8,6 +8,7 @@ graph --find_regions--> regions --candidate_of--> ops and bytes --substitution, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
@@ -116,6 +117,7 @@ def partition_graph(
     fusible: Callable[[str], bool] | None = None,
     generated: Callable[[str], bool] | None = None,
     default: str = "",
+    apart: AbstractSet[str] = frozenset(),
     fed: Collection[str] = (),
     fetched: Collection[TensorId] = (),
     refuse: Refuse | None = None,
@@ -133,6 +135,7 @@ def partition_graph(
         fusible: whether a memory-intensive node can be in a kernel; None: by its kind.
         generated: whether a product can; None: those that are small on the device.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
+        apart: names of nodes that are in no region with others; see `find_regions`.
         fed: names of nodes whose outputs the caller may give.
         fetched: tensors that are read outside of the graph; of a function, its results.
         refuse: see `Refuse`; None: anything can be a kernel.
@@ -155,7 +158,7 @@ def partition_graph(
     while True:
         go_on()
         gain = _gain(op_patterns, device)
-        regions, reasons = find_regions(graph, op_patterns, gain, kinds, fed, outside, default)
+        regions, reasons = find_regions(graph, op_patterns, gain, kinds, fed, outside, default, apart)
         candidates = [
             candidate_of(graph, op_patterns, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
             for members in regions

@@ -3,17 +3,26 @@
 Regions are as few and as large as they can be: dispatching an op costs more than most of them compute. Along a path,
 what lies before an op that no region can hold and what lies behind it belong to different regions; nothing else
 divides them (see `runs`), but for devices. A body of an `If` or a `While` is a separate graph.
+
+Collectives that meet count as one op: a path may leave a device through one of them and come back through another.
+
+    GPU:0    a0 -> c0    b0 -> ...       {a0, b0} would be one region by the edges of the graph alone. But c1 waits for
+    GPU:1          c1 -> b1 -> b0        c0 to begin, and so for the region, which waits for b1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from graph_passes.analysis.dependences import Role, dependences, runs, settled
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
-from graph_passes.graph.ir import Graph, texts
+from graph_passes.analysis.peers import is_collective, meetings, united_order
+from graph_passes.errors import GraphError
+from graph_passes.graph.ir import Graph, TensorId, texts
 from graph_passes.graph.ops import EXTERNAL, passed
-from graph_passes.graph.order import topological
+from graph_passes.graph.order import is_acyclic
+from graph_passes.passes.fuse.partition.like_order import LikeOrder
 from graph_passes.refusals import Reason, Refusal
 
 CALLS = frozenset(
@@ -36,6 +45,7 @@ def find_regions(
     fed: Collection[str] = (),
     outside: Mapping[str, Refusal] | None = None,
     default: str = "",
+    apart: AbstractSet[str] = frozenset(),
 ) -> tuple[list[tuple[str, ...]], Mapping[str, Refusal]]:
     """The members of each region of a graph, and why a node is in none, for all that are in none. Members are in
     topological order, and regions in an order in which they can run.
@@ -48,13 +58,21 @@ def find_regions(
         fed: names of nodes whose outputs the caller may give.
         outside: names of further nodes that can be in no region, and why.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
+        apart: names of nodes that are in no region with others; equal regions of them have equal orders.
 
     Raises:
         GraphError: the graph has a cycle.
     """
-    order = topological(graph)
+    try:
+        met = meetings(graph) if any(map(is_collective, graph)) else ()
+        order = united_order(graph, met)
+    except GraphError as error:
+        if is_acyclic(graph):  # else there is no order of any kind
+            return [], dict.fromkeys(graph.nodes, Reason.COLLECTIVES(detail=str(error)))
+        raise
+    together = [meeting.members for meeting in met]
     borders = _borders(graph, op_patterns, order, kinds, fed) | dict(outside or {})
-    places = _places(graph, order, default)
+    places = [2 * place + (name in apart) for place, name in zip(_places(graph, order, default), order, strict=True)]
 
     def saves_memory(number: int, _later: int, _ranks: Sequence[int]) -> bool:
         return _held_longer(graph, op_patterns, order[number]) < 0
@@ -62,7 +80,7 @@ def find_regions(
     whole = {name for name in order if name in borders or op_patterns[name].pattern is OpPattern.CONSTANT}
     while True:
         roles = [Role.BORDER if name in borders else _ROLES.get(op_patterns[name].pattern, Role.WORK) for name in order]
-        net = dependences(graph, op_patterns, order, whole)
+        net = dependences(graph, op_patterns, order, whole, together)
         ranks = settled(net, runs(net, roles, places), roles, saves_memory, places)
         sets: dict[tuple[int, int], list[str]] = {}
         for number, name in enumerate(order):
@@ -81,6 +99,9 @@ def find_regions(
         left = {name for name in order if name not in inside and name not in whole}
         if not left and not more:
             regions = [tuple(found[key]) for key in sorted(found)]
+            if apart:
+                like = LikeOrder(graph, order, net, met)
+                regions = [members if apart.isdisjoint(members) else tuple(like(members)) for members in regions]
             return regions, _reasons(op_patterns, order, inside, borders)
         whole |= left | more.keys()
         borders |= more
@@ -101,6 +122,8 @@ def _borders(
         node, op_pattern = graph[name], op_patterns[name]
         if op_pattern.pattern not in kinds:
             found[name] = op_pattern.reason or Reason.NO_SUCH_PATTERN(pattern=op_pattern.pattern.value)
+        elif is_collective(node):
+            found[name] = Reason.ASYNCHRONOUS(op=node.op)
         elif name in fed:
             found[name] = Reason.FED()
         elif name in dead:
@@ -113,7 +136,8 @@ def _borders(
 def _places(graph: Graph, order: Sequence[str], default: str) -> list[int]:
     """A number for each node, equal for those that run at one place: job, replica, task and device.
 
-    A node without a device runs where the node is with which it is colocated; what both do not say is the default's.
+    A node without a device runs where the node is with which it is colocated, or where the resource lies that it takes;
+    what none of them says is the default's.
     """
     known: dict[str, int] = {}
     numbers: dict[tuple[str, ...], int] = {}
@@ -124,12 +148,18 @@ def _places(graph: Graph, order: Sequence[str], default: str) -> list[int]:
         for label in () if asked else texts(node.attrs.get("_class")):
             other = graph.nodes.get(label.removeprefix("loc:@"))
             asked = asked or (other.device if other is not None else "")
+        asked = asked or next((graph[tensor.node].device for tensor in node.inputs if _is_resource(graph, tensor)), "")
         if asked not in known:
             own, others = _parts(asked), _parts(default)
             place = tuple(own.get(key) or others.get(key, "") for key in ("job", "replica", "task", "device"))
             known[asked] = numbers.setdefault(place, len(numbers))
         places.append(known[asked])
     return places
+
+
+def _is_resource(graph: Graph, tensor: TensorId) -> bool:
+    spec = graph.specs.get(tensor)
+    return spec is not None and spec.dtype == "resource"
 
 
 def _parts(device: str) -> dict[str, str]:

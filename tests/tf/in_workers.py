@@ -10,6 +10,7 @@ import faulthandler
 import hashlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -33,6 +34,7 @@ from tfmem.frontends.function import OptimizedFunction
 from tfmem.runtime.workers import Board, Workers
 
 LIMIT = 100  # seconds of a worker
+STAYS = 5.0  # seconds
 BOUND = 60.0  # seconds until TensorFlow has noticed that a worker is gone
 
 
@@ -217,12 +219,33 @@ def worker_1_is_killed_before_it_agrees(worker: Worker) -> None:
     survives(lambda: worker.optimized(training.in_all, worker.scarce)(tf.constant(BATCH)))
 
 
+def the_disk_of_a_worker_is_full(worker: Worker) -> None:
+    """The error of one ends the steps of both; none runs again."""
+    training = Training(worker.strategy)
+    step = worker.optimized(training.in_all, worker.scarce)
+    training.losses(step)
+    assert tfmem.report(step).decision == "moved"
+    began = worker.keys()
+    step(tf.constant(BATCH))
+    a_call, began, before = worker.keys() - began, worker.keys(), digest(training)
+    if worker.index == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    began_at = time.monotonic()
+    survives(lambda: step(tf.constant(BATCH)))
+    assert time.monotonic() - began_at < STAYS
+    if worker.index == 1:
+        time.sleep(2 * STAYS)  # it lives on, so that only its report can have told the other
+    assert worker.keys() - began == a_call, "the step ran again"
+    assert digest(training) == before
+
+
 def survives(run: Callable[[], Any]) -> None:
     began = time.monotonic()
     with pytest.raises(tf.errors.OpError) as caught:
         run()
     assert time.monotonic() - began < BOUND
-    print(type(caught.value).__name__, f"{time.monotonic() - began:.1f} s")
+    print(type(caught.value).__name__, f"{time.monotonic() - began:.1f} s", caught.value.message[-600:])
 
 
 AGREEING = (
@@ -237,6 +260,7 @@ AGREEING = (
 )
 ALONE = (
     models_of_tf_keras_train,
+    the_disk_of_a_worker_is_full,
     worker_0_is_killed_in_a_step,
     worker_1_is_killed_in_a_step,
     worker_1_is_killed_before_it_agrees,
@@ -259,7 +283,7 @@ def main(cases: str, index: str, folder: str, *ports: str) -> None:
         print(case.__name__, flush=True)
         case(worker)
     print("equal", flush=True)
-    if "killed" in cases:
+    if "killed" in cases or "full" in cases:
         os._exit(0)  # TensorFlow ends a process whose cluster has failed with an error
 
 

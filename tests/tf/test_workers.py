@@ -81,7 +81,16 @@ def results(cases: str, folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.timeout(160)
-@pytest.mark.parametrize("cases", ["agreeing", pytest.param("models_of_tf_keras_train", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        "agreeing",
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in ("models_of_tf_keras_train", "the_disk_of_a_worker_is_full")
+        ),
+    ],
+)
 def test_two_workers(cases: str, tmp_path: Path) -> None:
     both = results(cases, tmp_path)
     assert all(status == 0 and output.endswith("equal\n") for status, output in both), both

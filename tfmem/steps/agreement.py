@@ -127,6 +127,16 @@ def agreed(job: Job, board: Board, plan: Callable[[Job], Move[State]]) -> Move[S
     return left(job, replace(job.given(), function=job.trace.base, report=report))
 
 
+def tell_others(job: Job, report: Report, error: tf.errors.OpError) -> None:
+    """Tell the other workers that a step with moves failed on this one, if they wait for it.
+
+    A second run would meet them in other collectives than those that it left. So all have to raise.
+    """
+    board = job.engine.workers.board() if report.transfers else None
+    if board is not None and meets_others(job.trace.concrete.graph):
+        board.report(error)
+
+
 def agree(board: Board, workers: Workers, name: str, record: Record) -> Verdict:
     """Publish this worker's record of a step; the verdict of whichever worker had all records first.
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -176,7 +176,40 @@ def models_of_tf_keras_train(worker: Worker) -> None:
     worker.both(hashlib.sha256(repr(results[2][1][0]).encode()).hexdigest())
 
 
-def fitted(worker: Worker, budget: int | None) -> tuple[Any, Any]:
+class Kill(tf_keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends the process in the middle of an epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+def a_model_is_killed(worker: Worker) -> None:
+    """Worker 1 ends in its third epoch; `a_model_goes_on` then trains from where the second ended."""
+    budget = round(0.9 * tfmem.report(fitted(worker, AMPLE)[0]).peak_before)
+    last = [Kill()] if worker.index == 1 else []
+    survives(lambda: fitted(worker, budget, [backup(worker), *last], epochs=1000))
+
+
+def a_model_goes_on(worker: Worker) -> None:
+    """Losses and weights are those of training without a pause."""
+    _, (expected, weights) = fitted(worker, None, epochs=6)
+    budget = round(0.9 * tfmem.report(fitted(worker, AMPLE)[0]).peak_before)
+    model, (history, found) = fitted(worker, budget, [backup(worker)], epochs=6)
+    assert tfmem.report(model).decision == "moved"
+    done = 6 - len(history["loss"])
+    assert done >= 2, history
+    tf.nest.map_structure(
+        np.testing.assert_array_equal, history, {name: all_[done:] for name, all_ in expected.items()}
+    )
+    tf.nest.map_structure(np.testing.assert_array_equal, found, weights)
+
+
+def backup(worker: Worker) -> Any:
+    return tf_keras.callbacks.BackupAndRestore(f"{worker.folder}-backup")
+
+
+def fitted(worker: Worker, budget: int | None, callbacks: Sequence[Any] = (), epochs: int = 3) -> tuple[Any, Any]:
     tf_keras.utils.set_random_seed(1)
     with worker.strategy.scope():
         parts: list[Any] = [tf_keras.Input((128,))]
@@ -190,7 +223,7 @@ def fitted(worker: Worker, budget: int | None) -> tuple[Any, Any]:
     rows = tf.data.Dataset.from_tensor_slices((BATCH, np.arange(len(BATCH)) % 7)).batch(1024)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    history = model.fit(rows.with_options(options), epochs=3, verbose=0).history
+    history = model.fit(rows.with_options(options), epochs=epochs, verbose=0, callbacks=list(callbacks)).history
     return model, (history, model.get_weights())
 
 
@@ -260,6 +293,8 @@ AGREEING = (
 )
 ALONE = (
     models_of_tf_keras_train,
+    a_model_is_killed,
+    a_model_goes_on,
     the_disk_of_a_worker_is_full,
     worker_0_is_killed_in_a_step,
     worker_1_is_killed_in_a_step,

@@ -18,6 +18,7 @@ from graph_passes.errors import AlreadyOptimizedError, GraphError, NoGradientErr
 from graph_passes.passes.fuse.explain import explain as explained
 from graph_passes.passes.recurrent.options import RecurrentOptions
 from graph_passes.report import REPORT_FILE, Report
+from tfmem import __version__
 from tfmem.capture import concrete_function as functions
 from tfmem.capture import keras_functions
 from tfmem.capture.captured import Captured, unique
@@ -34,6 +35,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.notices import Notices
 from tfmem.runtime.settings import Settings
+from tfmem.runtime.workers import Workers
 from tfmem.steps.managed_step import ManagedStep
 from tfmem.steps.static_planning import plan_graph_def
 
@@ -215,6 +217,7 @@ def make_engine(options: Options, called: bool = False) -> Engine:
         meter=Meter(ops, target),
         link=MeasuredLink(target, ops, options.offload.spill_directory),
         notices=Notices(asked),
+        workers=Workers(f"tfmem {__version__} on TensorFlow {tf.__version__}"),
     )
     if options.memory_budget is not None and "offload" not in engine.passes:
         given = f"memory_budget={options.memory_budget!r}"

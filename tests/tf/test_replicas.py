@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 
 import pytest
 
@@ -31,25 +29,6 @@ def require_equal(process: subprocess.Popen[str]) -> None:
 def test_two_replicas(cases: str) -> None:
     with started("in_replicas", cases) as process:
         require_equal(process)
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.long
-def test_two_workers() -> None:
-    with ExitStack() as stack:
-        ports = []
-        for _ in range(2):
-            free = stack.enter_context(socket.socket())
-            free.bind(("localhost", 0))
-            ports.append(str(free.getsockname()[1]))
-    processes = [started("in_workers", str(index), *ports) for index in range(2)]
-    try:
-        for process in processes:
-            require_equal(process)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate(timeout=TIMEOUT)
 
 
 @pytest.mark.timeout(240)

@@ -16,6 +16,7 @@ from tfmem.runtime.estimate import Estimate, estimate
 from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.notices import Notices
 from tfmem.runtime.settings import Settings
+from tfmem.runtime.workers import Workers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,6 +30,7 @@ class Engine(Settings):
         link: bandwidth between the device and where tensors go.
         notices: the warnings of the object.
         alternation: of steps and of what is measured meanwhile.
+        workers: how steps agree with those of other workers.
     """
 
     library: Library
@@ -37,6 +39,7 @@ class Engine(Settings):
     link: Link
     notices: Notices
     alternation: Alternation = field(default_factory=Alternation)
+    workers: Workers = field(default_factory=Workers)
 
     def estimate(self, workspace: bool) -> Estimate:
         """Costs before anything ran; see `estimate`."""

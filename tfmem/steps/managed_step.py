@@ -18,6 +18,7 @@ from tfmem.runtime.out_of_memory import SUSPECTS
 from tfmem.runtime.progress import shown
 from tfmem.steps import contest, measuring
 from tfmem.steps.after_grappler import with_fusion
+from tfmem.steps.agreement import tell_others
 from tfmem.steps.contest import fuse, take_turn
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles
@@ -156,7 +157,11 @@ class ManagedStep:
         """Run the step."""
         state = self._machine.state
         if isinstance(state, _FINAL):  # the only way that is walked for good, so it is short
-            return call_traced(state.function, args, kwargs)
+            try:
+                return call_traced(state.function, args, kwargs)
+            except SUSPECTS as error:
+                tell_others(self._job, state.report, error)
+                raise
         if isinstance(state, Planning):
             state = self._take_over()
         if isinstance(state, Planning):

@@ -8,6 +8,7 @@ from functools import partial
 from graph_passes.errors import InfeasibleBudgetError
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
+from tfmem.steps.agreement import agreed, meets_others
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import Known
 from tfmem.steps.phases import Event, Move
@@ -23,6 +24,9 @@ def begin(job: Job) -> Move[State]:
     if can_wait(job.engine, job.trace):
         work: Work[Move[State]] = Work(partial(start, job), "tfmem planning")
         return Move(Event.DEFERRED, Planning(**vars(job.given()), work=work))
+    board = job.engine.workers.board()
+    if board is not None and meets_others(job.trace.concrete.graph):
+        return agreed(job, board, start)
     return start(job)
 
 

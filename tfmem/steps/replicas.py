@@ -33,8 +33,8 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
 
     Raises:
         InfeasibleBudgetError: no plan for one of the devices keeps within the budget.
-        ReplicasError: tensors would have to move, and replicas of other processes take part, or the collectives are in
-            no known order.
+        ReplicasError: tensors would have to move, and replicas of other processes take part that cannot agree (see
+            `tfmem.steps.agreement`), or the collectives are in no known order.
         HostMemoryError, SpillDirectoryError: the host cannot take what all devices together would move.
     """
     # What cuDNN takes is an upper estimate. Without a budget of the user's it must not make tensors move.
@@ -44,7 +44,8 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
         for name, devices in pools_of(step.graph, pool_name).items()
     ]
     default = next(iter(lanes(step.graph)), "")
-    options, elsewhere = engine.options.offload, waits_for_others(step.graph)
+    options = engine.options.offload
+    elsewhere = "" if engine.workers.board() is not None else waits_for_others(step.graph)
     try:
         plans = plan_lanes(step.graph, timeline, pools, default, engine.link, options, relax=not step.merging)
     except InfeasibleBudgetError as error:
@@ -69,12 +70,12 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
 
 def waits_for_others(graph: Graph) -> str:
     """A collective that waits for devices of other processes, or for an unknown number of them; "" if none does."""
-    here = len(lanes(graph))
-    for node in graph:
-        if is_collective(node):
-            size = integers(graph, node.inputs[_GROUP_SIZE]) if len(node.inputs) > _GROUP_SIZE else None
-            if size is None or size[0] > here:
-                return f"'{node.name}' ({node.op})"
+    collectives = [node for node in graph if is_collective(node)]
+    here = len({node.device for node in collectives})
+    for node in collectives:
+        size = integers(graph, node.inputs[_GROUP_SIZE]) if len(node.inputs) > _GROUP_SIZE else None
+        if size is None or size[0] > here:
+            return f"'{node.name}' ({node.op})"
     return ""
 
 
@@ -128,6 +129,6 @@ def _pooled(reports: Sequence[Report]) -> list[Report]:
 def _refused(collective: str, budget: int) -> ReplicasError:
     return ReplicasError(
         f"the step needs more than the budget of {budget:,} bytes, and no tensor of a step that runs in several "
-        f"workers can be moved: {collective} waits for devices of other processes; train with a smaller batch, or with "
-        "the replicas of one process (MirroredStrategy)"
+        f"workers can be moved without TensorFlow's coordination service: {collective} waits for devices of other "
+        "processes; train with MultiWorkerMirroredStrategy, with MirroredStrategy, or with a smaller batch"
     )

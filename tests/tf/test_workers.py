@@ -1,0 +1,187 @@
+"""Several workers: two processes of a MultiWorkerMirroredStrategy agree before a step runs, and none ever hangs."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from tfmem.runtime.workers import Board, Workers
+from tfmem.steps.agreement import Record, Verdict, agree, publish, verdict_of
+
+TASKS = ("/job:worker/task:0", "/job:worker/task:1")
+TIMEOUT = 130  # seconds; a worker that hangs ends by itself before
+FITS = Record("tfmem 1", "c", budget=10, moves=2)
+INFEASIBLE = replace(FITS, why="too small", error="InfeasibleBudgetError", smallest_budget=12, op="x", least=11)
+
+
+@dataclass(frozen=True)
+class Shared(Board):
+    """A board of threads."""
+
+    entries: dict[str, str] = field(default_factory=dict)
+
+    def put(self, key: str, value: str) -> bool:
+        return self.entries.setdefault(key, value) is value
+
+    def get(self, key: str, until: float) -> str | None:
+        while key not in self.entries and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.entries.get(key)
+
+
+def ports() -> list[str]:
+    with ExitStack() as stack:
+        found = []
+        for _ in TASKS:
+            free = stack.enter_context(socket.socket())
+            free.bind(("localhost", 0))
+            found.append(str(free.getsockname()[1]))
+    return found
+
+
+def results(cases: str, folder: Path) -> list[tuple[int, str]]:
+    """The exit status and the output of both workers."""
+    free = ports()
+    program = [sys.executable, "-m", "tests.tf.in_workers", cases]
+    processes = [
+        subprocess.Popen(
+            [*program, str(at), str(folder), *free], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for at in range(len(TASKS))
+    ]
+    found = ["", ""]
+
+    def collect(at: int) -> None:
+        found[at] = processes[at].communicate()[0]
+
+    threads = [threading.Thread(target=collect, args=(at,)) for at in range(len(TASKS))]
+    try:
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + TIMEOUT
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+    finally:
+        for process in processes:
+            process.kill()
+        for thread in threads:
+            thread.join()
+    return [(process.returncode, output) for process, output in zip(processes, found, strict=True)]
+
+
+@pytest.mark.timeout(160)
+@pytest.mark.parametrize(
+    "cases",
+    [
+        "agreeing",
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in ("models_of_tf_keras_train", "the_disk_of_a_worker_is_full")
+        ),
+    ],
+)
+def test_two_workers(cases: str, tmp_path: Path) -> None:
+    both = results(cases, tmp_path)
+    assert all(status == 0 and output.endswith("equal\n") for status, output in both), both
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(160)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "worker_1_is_killed_in_a_step",
+        pytest.param("worker_0_is_killed_in_a_step", marks=pytest.mark.long),
+        pytest.param("worker_1_is_killed_before_it_agrees", marks=pytest.mark.long),
+    ],
+)
+def test_a_worker_is_killed(case: str, tmp_path: Path) -> None:
+    """The other one raises, and no spill file stays."""
+    victim = int(case.split("_")[1])
+    both = results(case, tmp_path)
+    assert both[victim][0] == -signal.SIGKILL, both
+    assert both[1 - victim][1].endswith("equal\n"), both
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_training_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
+    """From where tf_keras's `BackupAndRestore` left off, with the same numbers."""
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    survivor, victim = results("a_model_is_killed", spill)
+    assert victim[0] == -signal.SIGKILL, victim
+    assert survivor[1].endswith("equal\n"), survivor
+    both = results("a_model_goes_on", spill)
+    assert all(status == 0 and output.endswith("equal\n") for status, output in both), both
+    assert not list(spill.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (None, "task:1 said nothing of the step within 5 seconds"),
+        (replace(FITS, version="tfmem 2"), "task:1 has tfmem 2, and .*task:0 has tfmem 1"),
+        (replace(INFEASIBLE, version="tfmem 2"), "task:1 has tfmem 2"),
+        (replace(FITS, collectives="d"), "task:1 has other collectives"),
+        (replace(FITS, budget=None), "task:1 has no budget"),
+        (replace(FITS, why="cuDNN"), r"task:1 cannot plan the step \(cuDNN\)"),
+    ],
+)
+def test_one_worker_makes_all_run_plain(second: Record | None, words: str) -> None:
+    verdict = verdict_of({TASKS[0]: FITS, TASKS[1]: second}, 5)
+    assert re.search(words, verdict.plain), verdict
+    assert verdict.error is None
+    assert verdict_of({TASKS[0]: INFEASIBLE, TASKS[1]: second}, 5).plain or second == replace(FITS, why="cuDNN")
+
+
+def test_all_raise_what_one_worker_has_to_change() -> None:
+    more = replace(INFEASIBLE, smallest_budget=20)
+    assert verdict_of(dict(zip(TASKS, (FITS, FITS), strict=True)), 5) == Verdict()
+    for pair in ((INFEASIBLE, FITS), (FITS, INFEASIBLE), (INFEASIBLE, replace(FITS, why="cuDNN"))):
+        verdict = verdict_of(dict(zip(TASKS, pair, strict=True)), 5)
+        assert verdict == Verdict(failed=TASKS[pair.index(INFEASIBLE)], error=INFEASIBLE)
+        assert Verdict.read(verdict.text) == verdict
+    assert verdict_of(dict(zip(TASKS, (INFEASIBLE, more), strict=True)), 5).error == more
+
+
+@pytest.mark.parametrize(("late", "plain"), [(0.1, False), (1.0, True)])
+def test_a_late_worker_does_as_the_others(late: float, plain: bool) -> None:
+    """Also where it finds all records, and the others gave up before."""
+    entries: dict[str, str] = {}
+    found: list[Verdict] = []
+
+    def join(task: str, seconds: float) -> None:
+        time.sleep(seconds)
+        board, workers = Shared(task, TASKS, entries), Workers("tfmem 1", patience=0.5)
+        found.append(agree(board, workers, "train", FITS))
+
+    threads = [threading.Thread(target=join, args=given) for given in ((TASKS[0], 0.0), (TASKS[1], late))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert bool(found[0].plain) == plain
+
+
+def test_objects_take_turns() -> None:
+    """Two objects that optimise a function of one name have an entry each; a text of a newer version can be read."""
+    board = Shared(TASKS[0], TASKS, {})
+    keys = [publish(board, workers, "train", FITS) for workers in (Workers(), Workers()) for _ in range(2)]
+    assert keys == [f"tfmem/train/{turn}" for turn in range(4)]
+    newer = json.dumps({"version": "tfmem 9", "collectives": "", "later": 1})
+    assert Record.read(newer) == Record("tfmem 9", "")

@@ -6,6 +6,7 @@ import sys
 import warnings
 from typing import Any
 
+from graph_passes.decision import FusionWhy
 from graph_passes.passes.fuse.plan import FusionPlan
 from tests.tf.in_replicas import (
     AMPLE,
@@ -22,7 +23,7 @@ from tests.tf.in_replicas import (
     tfmem,
 )
 from tfmem.capture.concrete_function import capture_concrete
-from tfmem.steps.fused_replicas import against_edited
+from tfmem.steps.fused_replicas import against_edited, against_fusion
 
 PASSES = ("recurrent", "fusion", "offload")
 
@@ -102,6 +103,11 @@ def back_through_a_peer() -> None:
     captured = capture_concrete(tf.function(step).get_concrete_function(x))
     assert not against_edited(captured, FusionPlan(), {})
     nodes = {node.name: node for node in captured.graph_def.node}
+    assert not against_fusion(captured, {})
+    size = nodes[nodes["CollectiveReduceV2"].input[1]].attr["value"].tensor
+    size.int_val[0] = 4  # as if two more replicas were in another process
+    assert against_fusion(captured, {}) == FusionWhy.OTHER_WORKERS
+    size.int_val[0] = 2
     nodes["Sin"].input.append("^replica_1/Neg")  # as if a region held both what is before and what is behind
     assert "wait for itself" in against_edited(captured, FusionPlan(), {})
     ours = fused(tf.function(step))

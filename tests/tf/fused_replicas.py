@@ -6,6 +6,8 @@ import sys
 import warnings
 from typing import Any
 
+from graph_passes.decision import FusionWhy
+from graph_passes.passes.fuse.plan import FusionPlan
 from tests.tf.in_replicas import (
     AMPLE,
     BATCH,
@@ -20,6 +22,8 @@ from tests.tf.in_replicas import (
     tf_keras,
     tfmem,
 )
+from tfmem.capture.concrete_function import capture_concrete
+from tfmem.steps.fused_replicas import against_edited, against_fusion
 
 PASSES = ("recurrent", "fusion", "offload")
 
@@ -95,8 +99,18 @@ def back_through_a_peer() -> None:
             mine, theirs = before.values[0], behind.values[1]
             return tf.sin(mine * theirs + tf.exp(-mine) * theirs) + mine
 
-    ours = fused(tf.function(step))
     x = tf.constant(BATCH)
+    captured = capture_concrete(tf.function(step).get_concrete_function(x))
+    assert not against_edited(captured, FusionPlan(), {})
+    nodes = {node.name: node for node in captured.graph_def.node}
+    assert not against_fusion(captured, {})
+    size = nodes[nodes["CollectiveReduceV2"].input[1]].attr["value"].tensor
+    size.int_val[0] = 4  # as if two more replicas were in another process
+    assert against_fusion(captured, {}) == FusionWhy.OTHER_WORKERS
+    size.int_val[0] = 2
+    nodes["Sin"].input.append("^replica_1/Neg")  # as if a region held both what is before and what is behind
+    assert "wait for itself" in against_edited(captured, FusionPlan(), {})
+    ours = fused(tf.function(step))
     np.testing.assert_allclose(ours(x).numpy(), tf.function(step)(x).numpy(), rtol=1e-4, atol=1e-6)
     require_stitched(ours)
 

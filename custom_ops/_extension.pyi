@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, final
 
 class Expression:
@@ -62,3 +62,15 @@ def use_operators(
     negate: Callable[..., Any],
     /,
 ) -> None: ...
+def replay_step(
+    buffers: bytes,
+    workspace: bytes,
+    moves: bytes,
+    paddings: bytes,
+    chunks: bytes,
+    spare: float,
+    smallest: int,
+    excused: Container[int],
+    until: int,
+    /,
+) -> tuple[tuple[int, int, int, int, bool] | None, list[int], list[int]]: ...

@@ -1,10 +1,12 @@
-// The module `custom_ops._extension`: what records graphs op by op, and makes integers of them.
+// The module `custom_ops._extension`: what records graphs op by op, and makes integers of them;
+// and the replay of a step's allocations.
 
 #include "custom_ops/extension/expression.h"
 #include "custom_ops/extension/kind_numbers.h"
 #include "custom_ops/extension/nodes.h"
 #include "custom_ops/extension/python.h"
 #include "custom_ops/extension/recorded_op.h"
+#include "custom_ops/extension/replay.h"
 #include "custom_ops/extension/state.h"
 
 namespace tfmem {
@@ -83,6 +85,7 @@ PyMethodDef methods[] = {
      "Says which RecordedOps are behind the operators of expressions, and what records a number "
      "that is an operand."},
     {"flatten_nodes", FlattenNodes, METH_VARARGS, kFlattenNodes},
+    {"replay_step", ReplayStep, METH_VARARGS, kReplayStep},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -96,7 +99,7 @@ PyModuleDef_Slot slots[] = {
 PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     "custom_ops._extension",
-    "Records graphs op by op, and makes integers of them; knows no op.",
+    "Records graphs op by op, and makes integers of them; knows no op. Replays allocations.",
     sizeof(State),
     methods,
     slots,

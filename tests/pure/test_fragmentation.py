@@ -9,7 +9,6 @@ import pytest
 from graph_passes import pipeline
 from graph_passes.analysis.cost.device import load
 from graph_passes.analysis.cost.model import Roofline
-from graph_passes.analysis.memory.bfc_allocator import Region
 from graph_passes.analysis.memory.fragmentation import Failure, Room, first_failure, without_workspace
 from graph_passes.analysis.memory.observe import Sample, observe
 from graph_passes.analysis.memory.simulate import Link, Move, Padding, usage_under
@@ -19,6 +18,7 @@ from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import plan_offload
 from graph_passes.passes.offload.thin import thinned
 from graph_passes.refusals import Reason
+from tests.allocator_reference import Region
 
 MIB = 1 << 20
 GIB = 1 << 30

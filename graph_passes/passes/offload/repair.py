@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import NamedTuple
 
-from graph_passes.analysis.memory.bfc_allocator import rounded
-from graph_passes.analysis.memory.fragmentation import SMALL, Failure, Held, Room, first_failure, replay
+from graph_passes.analysis.memory.fragmentation import SMALL, Failure, Held, Room, first_failure, replay, rounded
 from graph_passes.analysis.memory.simulate import Move, Padding, usage_under
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.passes.offload.placement import in_order

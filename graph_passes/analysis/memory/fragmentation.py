@@ -123,7 +123,9 @@ def replay(
     """`first_failure`, and what is in memory there, or when the op at position `until` runs."""
     failure, held, _ = _replayed(timeline, moves, room, paddings, excused, until)
     rows = zip(*[iter(held)] * 5, strict=True)
-    return failure, [Held(*row, Padding(position, chunk)) for *row, position, chunk in rows]
+    return failure, [
+        Held(buffer, address, size, Padding(position, chunk)) for buffer, address, size, position, chunk in rows
+    ]
 
 
 def without_workspace(

@@ -28,7 +28,7 @@ def squeezed(generous: Timeline, least: Timeline, moves: Sequence[Move], budget:
         for position in chain.ops if chain else ():  # the ops that recompute the buffer run there, too
             over[position] = max(over[position], over[move.next])
     steps = list(generous.steps)
-    for position in np.flatnonzero(over):
+    for position in np.flatnonzero(over).tolist():
         step, needed = generous.steps[position], least.steps[position].workspace
         workspace = max(needed, step.workspace - int(over[position]))
         steps[position] = replace(step, seconds=(1 + SLOWER) * step.seconds, workspace=workspace)

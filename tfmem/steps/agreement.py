@@ -227,7 +227,7 @@ def _collectives(graph: tf.Graph) -> Iterator[tf.Operation]:
 def _planned(record: Record, report: Report) -> Record:
     """`record` with what a report says: a step that was planned has moves, or fits."""
     unknown = report.decision in (Decision.NO_BUDGET, Decision.FAILED) and record.budget is not None
-    why = report.notes[-1].partition("\n")[0] if unknown and report.notes else ""
+    why = report.notes[-1] if unknown and report.notes else ""
     return replace(record, moves=len(report.transfers), why=why)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,8 @@ from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.passes.offload.check import faults
 from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.placement import tight
+from graph_passes.passes.offload.plan import chained as chained_positions
 from tests.tiers import examples
 
 SLOW_LINK = Link(0.01, 0.01)  # anything is recomputed faster than it is copied
@@ -169,6 +173,8 @@ def test_a_plan_keeps_its_promise_at_every_position(graph, share, link):
     try:
         plan = pipeline.plan_step(step, timeline, link, budget, OPTIONS)
     except InfeasibleBudgetError:
+        with pytest.raises(InfeasibleBudgetError):  # what copies can meet is never refused for a chain's sake
+            pipeline.plan_step(step, timeline, link, budget, OPTIONS, copied=True)
         return
     assert faults(timeline, plan) == []
     assert plan.after.peak <= budget
@@ -176,6 +182,26 @@ def test_a_plan_keeps_its_promise_at_every_position(graph, share, link):
     assert found == expected
     promised = usage_under(timeline, plan.moves)
     assert [name for name, a, b in zip(step.order, usage, promised, strict=True) if a > b] == []
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(graph=nets(), data=st.data())
+def test_every_chain_takes_what_is_counted_for_it(graph, data):
+    step = pipeline.Step.read(graph)
+    timeline = step.timeline(Roofline(load("unit")))
+    gaps = [gap for gap in timeline.gaps() if timeline.chain(gap)]
+    if not gaps:
+        return
+    gap = data.draw(st.sampled_from(gaps))
+    move = replace(tight(timeline, gap, OPTIONS), recomputed=True)
+    plan = replace(pipeline.plan_step(step, timeline, SLOW_LINK, timeline.peak, OPTIONS), moves=(move,))
+    plan = replace(plan, ordered=chained_positions(timeline, plan.moves, plan.budget))
+    expected, before = replayed(chained(step, graph), timeline)
+    found, usage = replayed(pipeline.edit_step(step, timeline, plan, OPTIONS), timeline)
+    assert found == expected
+    promised = usage_under(timeline, plan.moves)
+    assert [name for name, a, b in zip(step.order, usage, promised, strict=True) if a > b] == []
+    assert promised[gap.next] >= before[gap.next]
 
 
 def block(*kinds: str) -> tuple[pipeline.Step, Timeline]:

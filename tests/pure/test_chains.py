@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from graph_passes import pipeline
 from graph_passes.analysis.cost.device import load
 from graph_passes.analysis.cost.model import Roofline
-from graph_passes.analysis.memory.simulate import Link, usage_under
-from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.analysis.memory.simulate import Link, are_there, by_position, usage_under
+from graph_passes.analysis.memory.timeline import Buffer, Chain, Gap, ScheduledOp, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological
+from graph_passes.passes.offload.chains import chain_choices
 from graph_passes.passes.offload.check import faults
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.placement import tight
+from graph_passes.passes.offload.placement import place, tight
 from graph_passes.passes.offload.plan import chained as chained_positions
 from tests.tiers import examples
 
@@ -204,6 +205,15 @@ def test_every_chain_takes_what_is_counted_for_it(graph, data):
     assert promised[gap.next] >= before[gap.next]
 
 
+@settings(max_examples=examples(200), deadline=None)
+@given(graph=nets())
+def test_no_chain_is_chosen_that_another_keeps_from_running(graph):
+    timeline = pipeline.Step.read(graph).timeline(Roofline(load("unit")))
+    for again, others in chain_choices(timeline, timeline.gaps(), SLOW_LINK):
+        away = by_position((gap.buffer, gap) for gap in (*again, *others))
+        assert all(are_there(timeline.chain(gap).sources, gap.next, away) for gap in again)
+
+
 def block(*kinds: str) -> tuple[pipeline.Step, Timeline]:
     net = Net()
     top = skip = net.add("x", "Conv2D", [], LARGE)
@@ -265,3 +275,12 @@ def test_equal_blocks_are_decided_together_and_their_sources_stay():
     assert not {source for chain in again for source in chain.sources} & {move.buffer for move in plan.moves}
     copies = pipeline.plan_step(step, timeline, link, budget, OPTIONS, copied=True)
     assert plan.after.seconds < copies.after.seconds
+
+
+@pytest.mark.parametrize(("budget", "recomputed"), [(3, True), (2, False)])
+def test_a_chain_that_takes_more_than_the_budget_is_a_copy(budget, recomputed):
+    buffer = Buffer(TensorId("a"), 1, 0, (1, 3), chains=(Chain(1, (0,), held=(3,)),))
+    timeline = Timeline(tuple(ScheduledOp(name, 1.0) for name in "abcd"), (buffer,), turn=1)
+    (move,) = place(timeline, [Gap(0, 1, 3)], SLOW_LINK, budget, OPTIONS, timed=True)
+    assert move.recomputed == recomputed
+    assert usage_under(timeline, [move]).max() <= budget

@@ -156,8 +156,9 @@ class Known:
         specs = self.graph.specs
         for read in node.inputs:
             over = root.get(read)
-            dies = over in size and until[over] == place and size[over] == specs[tensor].nbytes
-            if over and dies and specs[over].dtype == specs[tensor].dtype:
+            if over is None or over not in size or until[over] != place:
+                continue
+            if size[over] == specs[tensor].nbytes and specs[over].dtype == specs[tensor].dtype:
                 return over
         return None
 

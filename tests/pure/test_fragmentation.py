@@ -110,7 +110,7 @@ def test_a_tensor_made_twice_needs_two_pieces_and_stays_in_the_second():
 
 def test_what_is_recomputed_takes_its_workspace_again():
     steps = tuple(ScheduledOp(f"s{i}", workspace=2 * GIB if i == 0 else 0) for i in range(4))
-    x = Buffer(TensorId("x"), GIB, 0, (1, 3), chains=(Chain(1, 9, (0,), (), (GIB,)),))
+    x = Buffer(TensorId("x"), GIB, 0, (1, 3), chains=(Chain(1, (0,), (), (GIB,)),))
     y = Buffer(TensorId("y"), GIB, 2, (3,))
     timeline = Timeline(steps, (x, y), turn=1)
     move = Move(0, 1, 1, 2, 3, 3, recomputed=True)
@@ -286,7 +286,7 @@ def test_what_has_no_copy_to_hide_keeps_none_from_being_hidden(again):
     # x, the larger, stays, or is made again and not copied. y must be out at 5, so that 6 is the earliest for its copy,
     # which takes an op's second; of the numbers of ops that are tried, 2 is the first that the room allows.
     steps = tuple(ScheduledOp(f"s{i}", 1.0) for i in range(9))
-    chains = (Chain(1, 9, (0,), (), (3 * GIB,)),)
+    chains = (Chain(1, (0,), (), (3 * GIB,)),)
     x, y = Buffer(TensorId("x"), 3 * GIB, 0, (1, 3), chains=chains), Buffer(TensorId("y"), GIB, 0, (1, 8))
     timeline = Timeline(steps, (x, y, Buffer(TensorId("z"), 13 * GIB // 2, 5, ())), turn=2)
     options = OffloadOptions(policy="autovm", reuse_distance=1)
@@ -299,7 +299,7 @@ def test_what_has_no_copy_to_hide_keeps_none_from_being_hidden(again):
 
 def test_the_peak_counts_the_workspace_of_what_is_made_again():
     steps = (ScheduledOp("a", workspace=4 * GIB), ScheduledOp("b"), ScheduledOp("c"), ScheduledOp("d", workspace=GIB))
-    a = Buffer(TensorId("a"), GIB, 0, (1, 3), chains=(Chain(1, 9, (0,), (), (GIB,)),))
+    a = Buffer(TensorId("a"), GIB, 0, (1, 3), chains=(Chain(1, (0,), (), (GIB,)),))
     timeline = Timeline(steps, (a, Buffer(TensorId("d"), GIB, 3, ())), turn=1)
     move = Move(0, 1, 1, 2, 3, 3, recomputed=True)
     assert usage_under(timeline, [move]).tolist() == [5 * GIB, GIB, 0, 5 * GIB]

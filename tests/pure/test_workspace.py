@@ -14,9 +14,7 @@ def step(*workspaces: int) -> Timeline:
     """Ops of a second, and 10 bytes that the first makes and the last reads."""
     steps = tuple(ScheduledOp(f"s{index}", 1.0, nbytes) for index, nbytes in enumerate(workspaces))
     buffers = (
-        Buffer(
-            TensorId("s0"), 10, 0, (len(steps) - 1,), (TensorId("s0"),), (0,), chains=(Chain(0, 99, (0,), (), (10,)),)
-        ),
+        Buffer(TensorId("s0"), 10, 0, (len(steps) - 1,), (TensorId("s0"),), (0,), chains=(Chain(0, (0,), (), (10,)),)),
     )
     return Timeline(steps, buffers, turn=len(steps) // 2, base=5)
 

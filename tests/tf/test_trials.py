@@ -120,7 +120,7 @@ def test_what_a_plan_stalls_for_without_need_is_taken_out_before_it_is_tried():
 def test_what_could_be_recomputed_is_also_tried_as_a_copy():
     timeline = chain()
     first = replace(
-        timeline.buffers[0], nbytes=3 * GIB, chains=(Chain(timeline.buffers[0].uses[0], 99, (0,), (), (3 * GIB,)),)
+        timeline.buffers[0], nbytes=3 * GIB, chains=(Chain(timeline.buffers[0].uses[0], (0,), (), (3 * GIB,)),)
     )
     steps = (ScheduledOp("f0", 0.1), *(replace(step, seconds=0.2) for step in timeline.steps[1:]))
     timeline, engine = Timeline(steps, (first, *timeline.buffers[1:]), timeline.turn), FakeEngine(7 * GIB)

@@ -55,7 +55,7 @@ class Known:
     def _chain(self, buffer: Buffer, last: int, use: int) -> Chain | None:
         target = read_across(self.graph, self.position, buffer.views, last)[0]
         found: set[str] = set()
-        sources: dict[TensorId, int] = {}  # until when each is there
+        sources: set[TensorId] = set()
         pending = [target.node]
         while pending:
             node = self.graph[pending.pop()]
@@ -66,9 +66,8 @@ class Known:
             if len(longer) > LONGEST or not self._runs_again(node, self.graph[target.node].device):
                 return None
             for tensor in node.inputs:
-                until = self._there_until(tensor, buffer.tensor)
-                if until >= use:
-                    sources[tensor] = until
+                if self._there_until(tensor, buffer.tensor) >= use:
+                    sources.add(tensor)
                 else:
                     pending.append(tensor.node)
         if len(longer) > 1 and not all(self._repeats(self.graph[name]) for name in found):
@@ -79,8 +78,7 @@ class Known:
             return None
         read = sorted({self.index[root] for root in map(self.owner.__getitem__, sources) if root in self.index})
         kind = tuple((self.graph[name].op, self.graph.nbytes(TensorId(name))) for name in names)
-        until = min(sources.values(), default=len(self.order))
-        return Chain(last, until, tuple(self.position[name] for name in names), tuple(read), held, kind)
+        return Chain(last, tuple(self.position[name] for name in names), tuple(read), held, kind)
 
     def _runs_again(self, node: Node, device: str) -> bool:
         outside = ops.EXTERNAL | ops.COLLECTIVES
@@ -158,10 +156,9 @@ class Known:
         specs = self.graph.specs
         for read in node.inputs:
             over = root.get(read)
-            if over is None or over not in size:
+            if over is None or over not in size or until[over] != place:
                 continue
-            dies = until[over] == place and size[over] == specs[tensor].nbytes
-            if dies and specs[over].dtype == specs[tensor].dtype:
+            if size[over] == specs[tensor].nbytes and specs[over].dtype == specs[tensor].dtype:
                 return over
         return None
 

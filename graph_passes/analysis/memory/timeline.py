@@ -47,7 +47,6 @@ class Chain:
 
     Attributes:
         since: the use of the buffer (or its start) after which the gap begins.
-        until: the last position before which the ops could run; until then all that they read is there.
         ops: positions of the ops, in their order; the last makes the content. Empty if there is no such chain.
         sources: indices of the buffers that they read. Those that end before are small, and are kept for the chain.
         held: bytes of the chain's tensors in memory while each op runs, without its workspace.
@@ -55,7 +54,6 @@ class Chain:
     """
 
     since: int
-    until: int = -1
     ops: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
@@ -241,7 +239,7 @@ class Timeline:
     def chain(self, gap: Gap) -> Chain | None:
         """How the content that waits in a gap is made again before the use that ends it; None if it cannot be."""
         known = [chain for chain in self.buffers[gap.buffer].chains if chain.since <= gap.last]
-        return known[-1] if known and known[-1].ops and gap.next <= known[-1].until else None
+        return known[-1] if known and known[-1].ops else None
 
     def recomputing(self, gap: Gap) -> float:
         """Seconds that the chain of a gap runs; infinity if there is none."""

@@ -25,8 +25,8 @@ def squeezed(generous: Timeline, least: Timeline, moves: Sequence[Move], budget:
     over = np.maximum(0, usage_under(generous, moves) - budget)
     for move in moves:
         chain = generous.chain(move.gap) if move.recomputed else None
-        for position in chain.ops if chain else ():  # the ops that recompute the buffer run there, too
-            over[position] = max(over[position], over[move.next])
+        for again in chain.ops if chain else ():  # the ops that recompute the buffer run there, too
+            over[again] = max(over[again], over[move.next])
     steps = list(generous.steps)
     for position in np.flatnonzero(over).tolist():
         step, needed = generous.steps[position], least.steps[position].workspace

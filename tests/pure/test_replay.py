@@ -34,15 +34,15 @@ def drawn_buffer(draw: random.Random, index: int, ops: int) -> Buffer:
         twice=twice,
         between=between,
         element=element,
-        chains=drawn_chains(draw, nbytes, start, ops),
+        chains=drawn_chains(draw, nbytes, start),
     )
 
 
-def drawn_chains(draw: random.Random, nbytes: int, start: int, ops: int) -> tuple[Chain, ...]:
+def drawn_chains(draw: random.Random, nbytes: int, start: int) -> tuple[Chain, ...]:
     """One way to make the buffer again in all of its gaps, by up to four ops with tensors between them."""
     chosen = tuple(sorted(draw.randrange(start + 1) for _ in range(draw.randrange(1, 5))))
     held = tuple(nbytes + draw.choice([0, drawn_size(draw)]) for _ in chosen)
-    return (Chain(start, ops, chosen, (), held),)
+    return (Chain(start, chosen, (), held),)
 
 
 def drawn_moves(draw: random.Random, buffers: tuple[Buffer, ...]) -> list[Move]:

@@ -1,20 +1,11 @@
 // The MemOps on the CPU, where "device memory" is RAM and the other side is a file.
-#include <atomic>
-#include <chrono>
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "custom_ops/ops/counters.h"
+#include "custom_ops/ops/memory/file_mechanism.h"
 #include "custom_ops/ops/memory/spill.h"
-#include "custom_ops/ops/memory/spill_directories.h"
 #include "custom_ops/ops/memory/ticket_variant.h"
-#include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/logging.h"
 
 namespace tfmem {
 namespace {
@@ -29,65 +20,21 @@ using ::tensorflow::Tensor;
 class OffloadOp : public OpKernel {
  public:
   explicit OffloadOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    std::string mechanism;
-    int64_t budget = 0;
     OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("mechanism", &mechanism));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("label", &label_));
-    OP_REQUIRES_OK(ctx, FindDirectory(ctx));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_budget", &budget));
-    options_.budget = budget;
-    if (label_.empty()) label_ = name();
-    OP_REQUIRES(ctx, mechanism == "auto" || mechanism == "file",
-                absl::InvalidArgumentError(
-                    absl::StrCat("mechanism \"", mechanism, "\" of '", name(),
-                                 "' needs a GPU; on the CPU use \"file\" or \"auto\"")));
+    OP_REQUIRES_OK(ctx, mechanism_.Read(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& source = ctx->input(0);
+    SpillParts parts{{source.data(), source.TotalBytes()}};
     SetHandle(ctx,
-              std::make_shared<FileTicket>(label_, options_, source.data(), source.TotalBytes(),
-                                           Share(source)),
-              source);
+              std::make_shared<FileTicket>(mechanism_.label(), mechanism_.options(),
+                                           std::move(parts), Share(source)),
+              source.dtype(), source.shape());
   }
 
  private:
-  absl::Status FindDirectory(OpKernelConstruction* ctx) {
-    std::string key;
-    TFMEM_RETURN_IF_ERROR(ctx->GetAttr("spill_key", &key));
-    static std::atomic<bool> said_unknown{false};
-    const std::optional<std::string> directory = FindSpillDirectory(key);
-    if (!directory && !said_unknown.exchange(true)) {
-      LOG(WARNING) << "the spill directory of '" << name() << "' (MemOpOffload) was chosen in "
-                   << "another process; here its files go to the system's directory for temporary "
-                   << "files (TMPDIR)";
-    }
-    options_.directory = directory.value_or("");
-    return absl::OkStatus();
-  }
-
-  std::string label_;
-  SpillOptions options_;
-};
-
-// Finishes an asynchronous kernel when the I/O thread says so, and counts what it waited.
-class Finish {
- public:
-  Finish(OpKernelContext* ctx, AsyncOpKernel::DoneCallback done)
-      : ctx_(ctx), done_(std::move(done)), start_(std::chrono::steady_clock::now()) {}
-
-  void operator()(const absl::Status& status) const {
-    const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start_;
-    counters().stall_ns += waited.count();
-    if (!status.ok()) ctx_->SetStatus(status);
-    done_();
-  }
-
- private:
-  OpKernelContext* const ctx_;
-  const AsyncOpKernel::DoneCallback done_;
-  const std::chrono::steady_clock::time_point start_;
+  FileMechanism mechanism_;
 };
 
 class ReleaseOp : public AsyncOpKernel {
@@ -119,7 +66,7 @@ class PrefetchOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckPrefetch(*handle, dtype_, shape_));
     Tensor* target = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, handle->shape, &target));
-    ticket->StartRead(target->data(), Share(*target));
+    ticket->StartRead({{target->data(), target->TotalBytes()}}, Share(*target));
   }
 
  private:

@@ -1,12 +1,9 @@
 // The MemOps on a GPU: they only enqueue. See gpu_tickets.h for the order of the streams.
 #include <memory>
-#include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cuda/device_stream.h"
+#include "custom_ops/ops/memory/gpu_mechanism.h"
 #include "custom_ops/ops/memory/gpu_tickets.h"
 #include "custom_ops/ops/memory/ticket_variant.h"
 #include "custom_ops/ops/sizes.h"
@@ -16,61 +13,26 @@ namespace tfmem {
 namespace {
 
 using ::tensorflow::DEVICE_GPU;
-using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-// A kernel that needs its compute stream.
-class StreamOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) final {
-    OP_REQUIRES_VALUE(cuda::Stream compute, ctx, ComputeStream(ctx));
-    Enqueue(ctx, compute);
-  }
-
- protected:
-  virtual void Enqueue(OpKernelContext* ctx, cuda::Stream compute) = 0;
-};
-
 class GpuOffloadOp : public StreamOp {
  public:
   explicit GpuOffloadOp(OpKernelConstruction* ctx) : StreamOp(ctx) {
-    std::string mechanism;
     OP_REQUIRES_OK(ctx, CheckMovableType(ctx));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("mechanism", &mechanism));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("label", &label_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("host_budget", &host_budget_));
-    if (label_.empty()) label_ = name();
-    managed_ = mechanism == "managed";
-    OP_REQUIRES(ctx, mechanism != "file",
-                absl::InvalidArgumentError(absl::StrCat(
-                    "mechanism \"file\" of '", name(),
-                    "' is the CPU's; on a GPU use \"copy\", \"managed\" or \"auto\"")));
+    OP_REQUIRES_OK(ctx, mechanism_.Read(ctx));
   }
 
  protected:
   void Enqueue(OpKernelContext* ctx, cuda::Stream compute) override {
     const Tensor& source = ctx->input(0);
-    OP_REQUIRES_VALUE(std::shared_ptr<Ticket> ticket, ctx, Start(source, compute));
-    SetHandle(ctx, std::move(ticket), source);
+    OP_REQUIRES_VALUE(std::shared_ptr<Ticket> ticket, ctx, mechanism_.Start(source, compute));
+    SetHandle(ctx, std::move(ticket), source.dtype(), source.shape());
   }
 
  private:
-  absl::StatusOr<std::shared_ptr<Ticket>> Start(const Tensor& source, cuda::Stream compute) const {
-    if (managed_) {
-      return ManagedTicket::Start(compute, label_, source.data(), source.TotalBytes(),
-                                  Share(source));
-    }
-    return CopyTicket::Start(compute, label_, source.data(), source.TotalBytes(), host_budget_,
-                             Share(source));
-  }
-
-  std::string label_;
-  int64_t host_budget_ = 0;
-  bool managed_ = false;
+  GpuMechanism mechanism_;
 };
 
 class GpuReleaseOp : public StreamOp {

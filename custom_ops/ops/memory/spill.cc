@@ -93,36 +93,47 @@ struct SpillCopy {
   Completion written;
   std::atomic<bool> cancelled{false};
 
-  absl::Status Write(const void* data) {
+  absl::Status Write(const SpillParts& parts) {
     if (bytes == 0) return absl::OkStatus();
     if (cancelled) return absl::CancelledError("the step has ended");
     TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kCopyOut, label));
     TFMEM_ASSIGN_OR_RETURN(file,
                            SpillFile::Acquire(options.directory, bytes, options.budget, label));
-    absl::Status status = file.Write(data, [this] { return cancelled.load(); });
-    if (status.ok()) counters().bytes_out += bytes;
-    return status;
+    size_t begin = 0;
+    for (const SpillPart& part : parts) {
+      TFMEM_RETURN_IF_ERROR(
+          file.Write(part.data, begin, part.bytes, [this] { return cancelled.load(); }));
+      begin += part.bytes;
+    }
+    counters().bytes_out += bytes;
+    return absl::OkStatus();
   }
 
-  absl::Status Read(void* data) {
+  absl::Status Read(const SpillParts& parts) {
     if (bytes == 0) return absl::OkStatus();
     if (cancelled) return absl::CancelledError("the step has ended");
     TFMEM_RETURN_IF_ERROR(CheckFault(Fault::kCopyIn, label));
-    absl::Status status = file.Read(data, [this] { return cancelled.load(); });
-    if (status.ok()) counters().bytes_in += bytes;
-    return status;
+    size_t begin = 0;
+    for (const SpillPart& part : parts) {
+      TFMEM_RETURN_IF_ERROR(
+          file.Read(part.data, begin, part.bytes, [this] { return cancelled.load(); }));
+      begin += part.bytes;
+    }
+    counters().bytes_in += bytes;
+    return absl::OkStatus();
   }
 };
 
-FileTicket::FileTicket(std::string label, const SpillOptions& options, const void* data,
-                       size_t bytes, Owner owner)
+FileTicket::FileTicket(std::string label, const SpillOptions& options, SpillParts parts,
+                       Owner owner)
     : Ticket(std::move(label)), copy_(std::make_shared<SpillCopy>()) {
   copy_->label = this->label();
   copy_->options = options;
-  copy_->bytes = bytes;
+  copy_->bytes = 0;
+  for (const SpillPart& part : parts) copy_->bytes += part.bytes;
   ++counters().offloads;
-  Writer().Schedule([copy = copy_, data, owner = std::move(owner)]() mutable {
-    absl::Status status = copy->Write(data);
+  Writer().Schedule([copy = copy_, parts = std::move(parts), owner = std::move(owner)]() mutable {
+    absl::Status status = copy->Write(parts);
     owner.reset();  // before the completion: its callbacks may count on the memory being free
     copy->written.Complete(std::move(status));
   });
@@ -134,7 +145,8 @@ void FileTicket::WhenWritten(Completion::Callback callback) {
   copy_->written.Then(std::move(callback));
 }
 
-void FileTicket::StartRead(void* target, Owner owner) {
+void FileTicket::StartRead(SpillParts parts, Owner owner) {
+  const void* target = parts.empty() ? nullptr : parts.front().data;
   auto completion = std::make_shared<Completion>();
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -148,23 +160,23 @@ void FileTicket::StartRead(void* target, Owner owner) {
     }
   }
   ++counters().prefetches;
-  copy_->written.Then([copy = copy_, target, owner = std::move(owner),
+  copy_->written.Then([copy = copy_, parts = std::move(parts), owner = std::move(owner),
                        completion](const absl::Status& written) mutable {
     if (!written.ok()) {
       owner.reset();
       completion->Complete(written);
       return;
     }
-    Reader().Schedule(
-        [copy = std::move(copy), target, owner = std::move(owner), completion]() mutable {
-          absl::Status status = copy->Read(target);
-          // Both before Await runs: its output's buffer must have one owner less, and the file must
-          // be back in the pool when the ticket dies with it, or the next step would need another
-          // one.
-          owner.reset();
-          copy.reset();
-          completion->Complete(std::move(status));
-        });
+    Reader().Schedule([copy = std::move(copy), parts = std::move(parts), owner = std::move(owner),
+                       completion]() mutable {
+      absl::Status status = copy->Read(parts);
+      // Both before Await runs: its output's buffer must have one owner less, and the file must
+      // be back in the pool when the ticket dies with it, or the next step would need another
+      // one.
+      owner.reset();
+      copy.reset();
+      completion->Complete(std::move(status));
+    });
   });
 }
 
@@ -191,9 +203,9 @@ absl::StatusOr<SpillBandwidth> MeasureSpillBandwidth(const SpillOptions& options
     return bytes / seconds.count();
   };
   const auto never = [] { return false; };
-  absl::StatusOr<double> write = rate([&] { return file.Write(data.data(), never); });
+  absl::StatusOr<double> write = rate([&] { return file.Write(data.data(), 0, bytes, never); });
   if (!write.ok()) return write.status();
-  absl::StatusOr<double> read = rate([&] { return file.Read(data.data(), never); });
+  absl::StatusOr<double> read = rate([&] { return file.Read(data.data(), 0, bytes, never); });
   if (!read.ok()) return read.status();
   return SpillBandwidth{*write, *read};
 }

@@ -40,21 +40,28 @@ class Completion {
 
 struct SpillCopy;  // what the I/O threads share with a ticket
 
+// A stretch of memory. What a ticket moves may lie in several, which are one file.
+struct SpillPart {
+  void* data;
+  size_t bytes;
+};
+using SpillParts = std::vector<SpillPart>;
+
 class FileTicket : public Ticket {
  public:
-  // Starts writing `bytes` bytes at `data`. `owner` keeps them alive and is dropped as soon as
-  // they are written, before any callback runs.
-  FileTicket(std::string label, const SpillOptions& options, const void* data, size_t bytes,
-             Owner owner);
+  // Starts writing `parts`. `owner` keeps them alive and is dropped as soon as they are written,
+  // before any callback runs.
+  FileTicket(std::string label, const SpillOptions& options, SpillParts parts, Owner owner);
   // Cancels what has not been written or read yet; the file goes back to the pool when the I/O
   // threads are done with it.
   ~FileTicket() override;
 
   void WhenWritten(Completion::Callback callback);
 
-  // Starts reading back to `target`, once written. `owner` is dropped before any callback runs.
-  void StartRead(void* target, Owner owner);
-  // Fails the callback if no read to `target` was started.
+  // Starts reading back to `parts`, which are as large as those that were written, once written.
+  // `owner` is dropped before any callback runs.
+  void StartRead(SpillParts parts, Owner owner);
+  // Fails the callback if no read whose first part is at `target` was started.
   void WhenRead(const void* target, Completion::Callback callback);
 
  private:

@@ -194,13 +194,14 @@ SpillFile& SpillFile::operator=(SpillFile&& other) noexcept {
   return *this;
 }
 
-absl::Status SpillFile::Write(const void* data, const std::function<bool()>& cancelled) const {
+absl::Status SpillFile::Write(const void* data, size_t begin, size_t bytes,
+                              const std::function<bool()>& cancelled) const {
   const char* source = static_cast<const char*>(data);
-  for (size_t offset = 0; offset < bytes_;) {
+  for (size_t offset = 0; offset < bytes;) {
     if (cancelled()) return absl::CancelledError("the step that spilled the tensor has ended");
     const ssize_t written =
-        ::pwrite(descriptor_, source + offset, std::min(kChunkBytes, bytes_ - offset),
-                 static_cast<off_t>(offset));
+        ::pwrite(descriptor_, source + offset, std::min(kChunkBytes, bytes - offset),
+                 static_cast<off_t>(begin + offset));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) {
       return absl::UnavailableError(absl::StrCat("cannot write ", bytes_,
@@ -212,13 +213,14 @@ absl::Status SpillFile::Write(const void* data, const std::function<bool()>& can
   return absl::OkStatus();
 }
 
-absl::Status SpillFile::Read(void* data, const std::function<bool()>& cancelled) const {
+absl::Status SpillFile::Read(void* data, size_t begin, size_t bytes,
+                             const std::function<bool()>& cancelled) const {
   char* target = static_cast<char*>(data);
-  for (size_t offset = 0; offset < bytes_;) {
+  for (size_t offset = 0; offset < bytes;) {
     if (cancelled()) return absl::CancelledError("the step that spilled the tensor has ended");
     const ssize_t read =
-        ::pread(descriptor_, target + offset, std::min(kChunkBytes, bytes_ - offset),
-                static_cast<off_t>(offset));
+        ::pread(descriptor_, target + offset, std::min(kChunkBytes, bytes - offset),
+                static_cast<off_t>(begin + offset));
     if (read < 0 && errno == EINTR) continue;
     if (read <= 0) {
       return absl::DataLossError(

@@ -30,9 +30,12 @@ class SpillFile {
   SpillFile(SpillFile&& other) noexcept { *this = std::move(other); }
   SpillFile& operator=(SpillFile&& other) noexcept;
 
-  // Both stop with Cancelled between two chunks once `cancelled` says so.
-  absl::Status Write(const void* data, const std::function<bool()>& cancelled) const;
-  absl::Status Read(void* data, const std::function<bool()>& cancelled) const;
+  // Both are for the `bytes` bytes of the file from `begin` on, and stop with Cancelled between two
+  // chunks once `cancelled` says so.
+  absl::Status Write(const void* data, size_t begin, size_t bytes,
+                     const std::function<bool()>& cancelled) const;
+  absl::Status Read(void* data, size_t begin, size_t bytes,
+                    const std::function<bool()>& cancelled) const;
 
  private:
   friend class SpillFilePool;

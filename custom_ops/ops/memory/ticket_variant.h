@@ -37,11 +37,10 @@ inline Owner Share(const tensorflow::Tensor& tensor) {
 
 // Puts a new handle for `ticket` into output 0.
 inline void SetHandle(tensorflow::OpKernelContext* ctx, std::shared_ptr<Ticket> ticket,
-                      const tensorflow::Tensor& source) {
+                      tensorflow::DataType dtype, const tensorflow::TensorShape& shape) {
   tensorflow::Tensor* handle = nullptr;
   OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &handle));
-  handle->scalar<tensorflow::Variant>()() =
-      TicketHandle{std::move(ticket), source.dtype(), source.shape()};
+  handle->scalar<tensorflow::Variant>()() = TicketHandle{std::move(ticket), dtype, shape};
 }
 
 // Reads input `index` as a handle whose ticket is of type T.

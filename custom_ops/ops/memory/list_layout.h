@@ -1,0 +1,58 @@
+// What is in lists of tensors that move as one: which of their elements leave memory, and where
+// each one is put back.
+#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_LIST_LAYOUT_H_
+#define TFMEM_CUSTOM_OPS_OPS_MEMORY_LIST_LAYOUT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/kernels/tensor_list.h"
+
+namespace tfmem {
+
+class ListLayout {
+ public:
+  // A tensor that moves; several elements may be it, perhaps under other shapes.
+  struct Moved {
+    tensorflow::DataType dtype;
+    tensorflow::TensorShape shape;
+  };
+
+  // Reads input "lists". Only tensors of fixed-size types that nothing but these lists holds move:
+  // the memory of all others would stay in use. These are put into `moving`.
+  absl::Status Read(tensorflow::OpKernelContext* ctx, std::vector<tensorflow::Tensor>* moving);
+
+  // The tensors that moved, in the order of `moving`.
+  const std::vector<Moved>& moved() const { return moved_; }
+
+  // Writes output "lists", with `arrived` in place of what moved.
+  absl::Status Write(tensorflow::OpKernelContext* ctx,
+                     const std::vector<tensorflow::Tensor>& arrived) const;
+
+  // Where the tensors that moved are in input "lists", which `Write` made.
+  absl::Status Find(tensorflow::OpKernelContext* ctx, std::vector<const void*>* where) const;
+
+ private:
+  static constexpr int64_t kKept = -1;
+
+  struct Element {
+    int64_t moved = kKept;  // which of the tensors that moved
+    tensorflow::Tensor kept;
+    tensorflow::TensorShape shape;
+  };
+  struct List {
+    tensorflow::TensorList empty;
+    std::vector<Element> elements;
+  };
+
+  std::vector<List> lists_;
+  std::vector<Moved> moved_;
+};
+
+}  // namespace tfmem
+
+#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_LIST_LAYOUT_H_

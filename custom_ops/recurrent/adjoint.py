@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from custom_ops.errors import CellError
 from custom_ops.expr.nodes import Elementwise
-from custom_ops.expr.op import Derivation
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import Derivation
 from custom_ops.recurrent.cell import (
     Cell,
     Constant,

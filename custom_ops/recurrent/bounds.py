@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from custom_ops.expr.nodes import Elementwise
-from custom_ops.expr.op import ANY, UNIT, Interval, hull
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import ANY, UNIT, Interval, hull
 from custom_ops.recurrent.cell import Cell, Constant, Product, State
 
 

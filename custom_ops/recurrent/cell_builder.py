@@ -91,6 +91,10 @@ class CellBuilder:
         self._states += 1
         return self.add(State(self._states - 1))
 
+    def state_before(self, index: int) -> int:
+        """The value before the step of a state that was declared."""
+        return self.add(State(index))
+
     def constant(self, value: float) -> int:
         return self.add(Constant(value))
 

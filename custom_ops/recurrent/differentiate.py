@@ -12,7 +12,7 @@ from typing import Literal
 from custom_ops.errors import CellError
 from custom_ops.expr.nodes import Elementwise
 from custom_ops.recurrent.adjoint import Adjoint, Request, adjoint_of
-from custom_ops.recurrent.cell import Cell, Invariant, Product, Sequence, Vector
+from custom_ops.recurrent.cell import Cell, Invariant, Product, Sequence, Vector, arguments_of
 from custom_ops.recurrent.cell_builder import CellBuilder, with_arguments
 from custom_ops.recurrent.recompute import cheapest
 
@@ -254,6 +254,7 @@ class _Writer:
         self.read = read
         self.builder = CellBuilder((), cell.invariants, cell.vectors, cell.matrices, states)
         self._sources: dict[Source, tuple[int, ...]] = {}
+        self._values: dict[int, int] = {}
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -276,7 +277,21 @@ class _Writer:
         return new
 
     def _value(self, place: int) -> int:
-        """A forward value."""
+        """A forward value; each is written once, and its arguments before it, however many of them there are."""
+        waiting = [place]
+        while waiting:
+            node = self.cell.nodes[waiting[-1]]
+            recomputed = isinstance(node, Elementwise) and waiting[-1] not in self.read
+            missing = [each for each in arguments_of(node) if each not in self._values] if recomputed else []
+            if missing:
+                waiting += missing
+            else:
+                latest = waiting.pop()
+                self._values[latest] = self._written(latest)
+        return self._values[place]
+
+    def _written(self, place: int) -> int:
+        """A forward value whose arguments are written."""
         node = self.cell.nodes[place]
         match node:
             case Sequence(tensor=tensor, column=column) if place in self.read:
@@ -285,7 +300,7 @@ class _Writer:
                 kept = self.stored.columns[place]
                 return self._column(Source("output", kept.tensor), kept.column)
             case Elementwise(op=op, arguments=arguments):
-                return self.builder.apply(op, *(self._value(argument) for argument in arguments))
+                return self.builder.apply(op, *(self._values[argument] for argument in arguments))
             case _:
                 return self.builder.add(node)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.launch import Enqueue, Kernel, Module
-from custom_ops.recurrent.program import Program
+from custom_ops.recurrent.gpu_program import Program
 
 MOST_GROUPS = 65535  # CTAs of a launch along its second dimension
 TURN = 6  # the word of the kernel's parameter that says which stage of which step

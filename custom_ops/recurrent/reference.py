@@ -9,8 +9,8 @@ import numpy as np
 
 from custom_ops.errors import CellError
 from custom_ops.expr.nodes import Elementwise
-from custom_ops.expr.op import Array
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import Array
 from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 
 Shape: TypeAlias = tuple[int, ...]

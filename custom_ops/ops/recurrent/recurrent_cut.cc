@@ -22,7 +22,8 @@ RecurrentCut CutRecurrentCall(const StepProgram& program, int64_t panel, int64_t
   RecurrentCut cut;
   cut.units = units;
   cut.batch = batch;
-  cut.panel = panel;
+  cut.lanes = panel / 4;
+  cut.panel = units == 1 ? 1 : panel;
   cut.tiles = CeilOf(units, panel);
   cut.directions = directions;
   int64_t instructions = 0;
@@ -37,12 +38,13 @@ RecurrentCut CutRecurrentCall(const StepProgram& program, int64_t panel, int64_t
   cut.threads = std::clamp<double>(work / kLeastWork, 1, threads);
   const int parts = CeilOf(cut.threads, directions);
   cut.unit_parts = std::min<int64_t>(parts, cut.tiles);
-  cut.row_parts = std::clamp<int64_t>(batch / kLeastRows, 1, parts / cut.unit_parts);
+  const int64_t least_rows = cut.panel == 1 ? cut.lanes : kLeastRows;
+  cut.row_parts = std::clamp<int64_t>(batch / least_rows, 1, parts / cut.unit_parts);
   cut.threads = std::min(cut.threads, cut.shares());
 
   const int64_t rows = std::max<int64_t>(CeilOf(batch, cut.row_parts), 1);
-  const int64_t width = CeilOf(cut.tiles, cut.unit_parts) * panel;
-  cut.group_width = std::clamp(kTileNumbers / rows / panel * panel, panel, width);
+  const int64_t width = CeilOf(cut.tiles, cut.unit_parts) * cut.panel;
+  cut.group_width = std::clamp(kTileNumbers / rows / cut.panel * cut.panel, cut.panel, width);
   cut.group_rows = std::clamp<int64_t>(kGroupNumbers / cut.group_width, 1, rows);
   cut.tile_rows = std::clamp<int64_t>(kTileNumbers / cut.group_width, 1, cut.group_rows);
   return cut;

@@ -24,7 +24,9 @@ struct RecurrentRange {
 struct RecurrentCut {
   int64_t units = 0;
   int64_t batch = 0;
-  int64_t panel = 0;  // units in a panel of weights
+  int64_t lanes = 0;  // numbers of a vector
+  // Units in a panel of weights: four vectors. 1 where there is one unit: then vectors are of rows.
+  int64_t panel = 0;
   int64_t tiles = 0;  // panels that cover the units
   int directions = 1;
   int threads = 1;
@@ -40,7 +42,7 @@ struct RecurrentCut {
   int64_t buffer() const { return batch * stride(); }  // numbers in all rows
   int64_t group() const { return group_rows * group_width; }
   int64_t tile() const { return tile_rows * group_width; }
-  int64_t scalars() const { return tile_rows + panel; }  // of a tile, with room for whole vectors
+  int64_t scalars() const { return tile_rows + lanes; }  // of a tile, with room for whole vectors
 
   RecurrentRange RangeOf(int share) const;
   // The panels that a share packs: those of its units are divided among the shares of other rows.

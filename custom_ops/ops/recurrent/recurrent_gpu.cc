@@ -60,7 +60,8 @@ class GpuRecurrentOp : public OpKernel {
                 absl::InvalidArgumentError(absl::StrCat(
                     "'", name(), "' (TfmemRecurrent) has no program that runs on this GPU (",
                     kernel.status().message(), "): run tfmem.optimize on the machine with this ",
-                    "GPU, or place the op on the CPU")));
+                    "GPU, or name its compute capability in architectures, or place the op on ",
+                    "the CPU")));
     OP_REQUIRES_VALUE(bool failed, ctx, watch_.Failed());
     bool fallback_only = failed && (*kernel)->program().image.cooperative;
     if (fallback_only) {

@@ -1,5 +1,5 @@
 // A GPU program of TfmemRecurrent: a kernel's image, and how a call is divided among its launches.
-// custom_ops/recurrent/program.py writes it. Knows neither TensorFlow nor a driver.
+// custom_ops/recurrent/gpu_program.py writes it. Knows neither TensorFlow nor a driver.
 #ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_PROGRAM_H_
 #define TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_PROGRAM_H_
 

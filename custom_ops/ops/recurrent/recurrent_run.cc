@@ -16,6 +16,14 @@ const CpuKernels<double>& KernelsOf(const InstructionSet& set, double) {
   return set.double_precision;
 }
 
+// target (+)= factor * operand: a product of cells of one unit.
+template <typename Real>
+void AddMultiple(const Real* operand, Real factor, int64_t rows, bool accumulate, Real* target) {
+  for (int64_t row = 0; row < rows; ++row) {
+    target[row] = (accumulate ? target[row] : Real(0)) + factor * operand[row];
+  }
+}
+
 }  // namespace
 
 template <typename T>
@@ -133,7 +141,7 @@ void RecurrentRun<T>::PackPanel(int direction, const WeightBlock& block, int64_t
   const int64_t stride = BlockStride(block);
   const T* source = BlockAt(direction, block);
   if (valid < width) std::fill_n(panel, cut.units * width, Real(0));
-  if (!block.transposed) {
+  if (!block.transposed || width == 1) {
     for (int64_t k = 0; k < cut.units; ++k) {
       ToReal(source + k * stride + first, panel + k * width, valid);
     }
@@ -198,6 +206,11 @@ void RecurrentRun<T>::Multiply(const RecurrentRange& group, const RecurrentStep&
         const Real* operand = term.state ? workspace.State(group.direction, step.number, term.index)
                                          : workspace.Carried(group.direction, term.index);
         const Weights weights = WeightsOf(group.direction, term.block, tile);
+        if (cut.panel == 1) {
+          AddMultiple(operand + group.first_row, *weights.first, group.rows, accumulate, target);
+          accumulate = true;
+          continue;
+        }
         kernels.multiply(operand + group.first_row * cut.stride(), cut.stride(), group.rows,
                          weights.first, weights.stride, cut.units, target + offset, group.width,
                          accumulate);

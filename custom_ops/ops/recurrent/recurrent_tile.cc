@@ -34,8 +34,8 @@ class StepTile {
   int64_t columns() const { return range_.width; }
 
   int64_t Numbers(bool scalar) const {
-    const int64_t lanes = cut_.panel / 4;
-    return scalar ? (range_.rows + lanes - 1) / lanes * lanes : range_.rows * range_.width;
+    const int64_t vectors = (range_.rows + cut_.lanes - 1) / cut_.lanes;
+    return scalar ? vectors * cut_.lanes : range_.rows * range_.width;
   }
 
   void* Tile(TileType type, int location) const {
@@ -103,6 +103,10 @@ class StepTile {
     source += range_.first_row * stride + port.column * cut_.units + range_.first_unit;
     if constexpr (std::is_same_v<T, Real>) {
       if (range_.rows == 1 && valid_ == range_.width) return source;
+      if (range_.width == 1) {
+        for (int64_t row = 0; row < range_.rows; ++row) target[row] = source[row * stride];
+        return target;
+      }
     }
     for (int64_t row = 0; row < range_.rows; ++row) {
       Real* place = target + row * range_.width;
@@ -131,7 +135,7 @@ class StepTile {
         target[row] = sum;
       }
     }
-    std::fill_n(target + range_.rows, cut_.panel, Real(0));
+    std::fill_n(target + range_.rows, cut_.lanes, Real(0));
     return target;
   }
 
@@ -140,6 +144,14 @@ class StepTile {
     T* target = static_cast<T*>(data_.outputs[port.index]);
     target += lines_.At(step_.time, range_.first_row) * width;
     target += port.column * cut_.units + range_.first_unit;
+    if constexpr (std::is_same_v<T, Real>) {
+      if (range_.width == 1) {
+        for (int64_t row = 0; row < range_.rows; ++row) {
+          target[row * lines_.row * width] = source[row];
+        }
+        return;
+      }
+    }
     for (int64_t row = 0; row < range_.rows; ++row) {
       run_.FromReal(source + row * range_.width, target + row * lines_.row * width, valid_);
     }
@@ -158,6 +170,10 @@ class StepTile {
 
   void StorePadded(const Real* source, Real* target) const {
     target += range_.first_row * cut_.stride() + range_.first_unit;
+    if (range_.width == cut_.stride()) {
+      std::copy_n(source, range_.rows * range_.width, target);
+      return;
+    }
     for (int64_t row = 0; row < range_.rows; ++row) {
       std::copy_n(source + row * range_.width, range_.width, target + row * cut_.stride());
     }

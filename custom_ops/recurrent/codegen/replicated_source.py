@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from custom_ops.recurrent.cell import Sequence, State
-from custom_ops.recurrent.codegen.elementwise import ARGUMENTS, CellWriter
+from custom_ops.recurrent.codegen.cell_functions import ARGUMENTS, CellWriter
 from custom_ops.recurrent.codegen.schedule import Schedule
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from custom_ops.recurrent.codegen.elementwise import Pointers, cell_struct
+from custom_ops.recurrent.codegen.cell_functions import Pointers, cell_struct
 from custom_ops.recurrent.codegen.layout import chunk_words, fallback_layout, layout, needs_bounds, scheduled
 from custom_ops.recurrent.codegen.replicated_source import replica_struct
 from custom_ops.recurrent.codegen.schedule import Schedule, schedule

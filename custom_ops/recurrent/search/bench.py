@@ -14,12 +14,12 @@ from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.device import Device
+from custom_ops.recurrent.gpu_program import ANY_BATCH, Program, build
 from custom_ops.recurrent.launch import Launcher
-from custom_ops.recurrent.program import ANY_BATCH, Program, build
 from custom_ops.recurrent.search.samples import Samples
 from custom_ops.recurrent.search.tune import TIME_STEPS, Bench
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from custom_ops.timing.tune import Measured
+from custom_ops.timing.tuner import Measured
 
 CODEGEN = Path(__file__).parents[1] / "codegen"
 CHECKED_STEPS = 7  # of a sweep that is compared: both copies of every exchange are used three times

@@ -9,10 +9,10 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
-from custom_ops.recurrent.program import ANY_BATCH, Program
+from custom_ops.recurrent.gpu_program import ANY_BATCH, Program
 from custom_ops.recurrent.spec import Configuration, Exchange, Product
-from custom_ops.timing import tune as generic
-from custom_ops.timing.tune import fastest
+from custom_ops.timing import tuner as generic
+from custom_ops.timing.tuner import fastest
 
 BATCHES = (1, 8, 64)
 TIME_STEPS = 100
@@ -83,7 +83,7 @@ def tune(
         candidates: configurations for a batch size with their predicted nanoseconds, the best first.
         cache: of choices.
         batches: sizes to choose for. Each choice holds down to the size before it, the last for everything above.
-        top: see `custom_ops.timing.tune.tune`.
+        top: see `custom_ops.timing.tuner.tune`.
         progress: whether to show a bar.
         without_waiting: finds a kernel whose CTAs do not wait for each other, for where those of a grid cannot run at
             once; asked for if a grid is chosen.

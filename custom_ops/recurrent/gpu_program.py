@@ -15,7 +15,7 @@ Group g works on tile g % tiles of direction g / tiles, where tiles = ceil(batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
@@ -78,6 +78,17 @@ def build(
         KernelError: the configuration does not fit, or the compiler is missing or rejects the source.
     """
     code = code_of(generate(spec, configuration, arch), arch, cache, compile_source=compile_source)
+    return _program(spec, configuration, arch, code, max_batch)
+
+
+def build_ptx(spec: RecurrentSpec, configuration: Configuration, arch: int, max_batch: int = ANY_BATCH) -> Program:
+    """A kernel as PTX, for `arch` and all later compute capabilities. Raises what `build` does."""
+    code = nvrtc.compile_ptx(generate(spec, configuration, arch), arch)
+    found = _program(spec, configuration, arch, code, max_batch)
+    return replace(found, image=replace(found.image, kind="ptx"))
+
+
+def _program(spec: RecurrentSpec, configuration: Configuration, arch: int, code: bytes, max_batch: int) -> Program:
     sizes = layout(spec, configuration, arch)
     image = KernelImage(
         arch=arch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from custom_ops.dynamic.codegen.program import DynamicProgram
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram
 from custom_ops.timing.rounds import Rounds, fastest
 
 ROWS = (1, 2, 4)

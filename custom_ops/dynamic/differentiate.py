@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from custom_ops.dynamic.program import Builder, Instruction, Kind, Parameter
-from custom_ops.expr.op import Derivation
+from custom_ops.dynamic.node_code import Builder, Instruction, Kind, Parameter
 from custom_ops.expr.table import FLOAT_OPS
+from custom_ops.expr.table_entry import Derivation
 
 _CONSTANT = ("constant", "one_hot", "random")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from custom_ops.dynamic.codegen.program import DynamicProgram
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram
+from custom_ops.dynamic.node_code import OPEN_ROWS, Parameter
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, GradientError
 from custom_ops.image_functions import named
@@ -42,10 +43,12 @@ def forward_backward(
     """
     dense, sparse = _counts(spec)
     given = [] if loss_weights is None else [loss_weights]
+    back = _back(parameters)
     found = _call(
         ops, spec, program, parameters, batch, seed, "forward_backward", loss_gradients=given, Nd=dense, Nr=sparse
     )
-    return found.losses, tuple(found.outputs), _gradients(spec, found)
+    gradients = _gradients(spec, found, parameters)
+    return back(found.losses), tuple(map(back, found.outputs)), tuple(map(back, gradients))
 
 
 def forward(
@@ -68,7 +71,8 @@ def forward(
     mode = "training" if training else "forward"
     found = _call(ops, spec, program, parameters, batch, seed, mode, state_type=state_type, Ns=states)
     outputs = tuple(map(ops.tfmem_dynamic_output, found.outputs)) if training else tuple(found.outputs)
-    return found.losses, outputs, tuple(found.states)
+    back = _back(parameters)
+    return back(found.losses), tuple(map(back, outputs)), tuple(map(back, found.states))
 
 
 def step(
@@ -93,7 +97,7 @@ def step(
         variables=[variable.handle for variable in variables],
         **_integers(batch),
         seed=seed_of(seed),
-        loss_gradients=[] if loss_weights is None else [loss_weights],
+        loss_gradients=[] if loss_weights is None else [tf.cast(loss_weights, rates.dtype)],
         rates=rates,
         number=tf.cast(number, tf.int64),
         No=_outputs(spec),
@@ -173,9 +177,17 @@ def _call(
     import tensorflow as tf
 
     lists = {name: other.pop(name, []) for name in ("kept", "loss_gradients", "state_gradients")}
+    given = [tf.convert_to_tensor(parameter) for parameter in parameters]
+    given = [tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor for tensor in given]
+    lists["loss_gradients"] = [
+        tf.cast(each, given[0].dtype if given else tf.float32) for each in lists["loss_gradients"]
+    ]
     counts = {name: other.pop(name, 0) for name in ("Ns", "Nd", "Nr")}
-    return ops.tfmem_dynamic(
-        parameters=[tf.convert_to_tensor(parameter) for parameter in parameters],
+    run = ops.tfmem_dynamic
+    if tf.executing_eagerly() and not given:  # there TensorFlow takes an op's type from its inputs, never the default
+        run = tf.function(run, autograph=False)
+    return run(
+        parameters=given,
         **_integers(batch),
         seed=seed_of(seed),
         **lists,
@@ -188,14 +200,61 @@ def _call(
     )
 
 
-def _gradients(spec: Spec, found: Any) -> tuple[Any, ...]:
+def _back(parameters: Sequence[Any]) -> Callable[[Any], Any]:
+    """What gives results of the op the parameters' type; the op computes in float32 for bfloat16."""
     import tensorflow as tf
 
+    if not parameters or parameters[0].dtype != tf.bfloat16:
+        return lambda tensor: tensor
+    return lambda tensor: tf.cast(tensor, tf.bfloat16)
+
+
+def _gradients(spec: Spec, found: Any, given: Sequence[Any]) -> tuple[Any, ...]:
+
     dense, rows, of_rows = iter(found.gradients), iter(found.rows), iter(found.row_gradients)
-    return tuple(
-        tf.IndexedSlices(next(of_rows), next(rows), tf.constant(parameter.shape)) if sparse else next(dense)
-        for parameter, sparse in zip(spec.parameters, spec.sparse, strict=True)
+    gradients = tuple(
+        _slices(tensor, next(of_rows), next(rows), _shape(parameter, tensor))
+        if sparse
+        else _with_shape(next(dense), tensor.shape)
+        for parameter, sparse, tensor in zip(spec.parameters, spec.sparse, given, strict=True)
     )
+    return _for_replicas(gradients)
+
+
+def _with_shape(gradient: tf.Tensor, shape: Any) -> tf.Tensor:
+    """A gradient in the shape of its parameter, which the op sees as a matrix or as a vector."""
+    import tensorflow as tf
+
+    return gradient if gradient.shape.rank == shape.rank else tf.reshape(gradient, shape)
+
+
+def _slices(given: Any, gradient: tf.Tensor, rows: tf.Tensor, shape: tf.Tensor) -> tf.IndexedSlices:
+    """The gradient of `given`, of which the op saw rows of a matrix."""
+    import tensorflow as tf
+
+    if given.shape.rank != 2:
+        gradient = tf.reshape(gradient, [-1, *given.shape[1:]])
+    return tf.IndexedSlices(gradient, rows, shape)
+
+
+def _shape(parameter: Parameter, given: Any) -> tf.Tensor:
+    import tensorflow as tf
+
+    if parameter.shape[0] == OPEN_ROWS:
+        return tf.shape(tf.convert_to_tensor(given))
+    return tf.constant(given.shape.as_list(), tf.int32)
+
+
+def _for_replicas(gradients: Sequence[Any]) -> tuple[Any, ...]:
+    """`gradients`; in one of several replicas those of tables as tensors.
+
+    TensorFlow sums rows by listing those of all replicas, so a row may come twice. Keras 3's Adam would take the square
+    of each, and not of their sum.
+    """
+    import tensorflow as tf
+
+    alone = tf.distribute.in_cross_replica_context() or tf.distribute.get_strategy().num_replicas_in_sync == 1
+    return tuple(gradients if alone else map(tf.convert_to_tensor, gradients))
 
 
 def _no_gradient(*_: Any) -> Any:
@@ -242,7 +301,9 @@ def _gradient(ops: ModuleType, op: Any, *gradients: Any) -> list[Any]:
     )
     dense, rows, of_rows = iter(found.gradients), iter(found.rows), iter(found.row_gradients)
     of_parameters = [
-        tf.IndexedSlices(next(of_rows), next(rows), tf.shape(inputs[number])) if is_sparse else next(dense)
+        _slices(inputs[number], next(of_rows), next(rows), tf.shape(inputs[number]))
+        if is_sparse
+        else _with_shape(next(dense), inputs[number].shape)
         for number, is_sparse in enumerate(sparse)
     ]
-    return [*of_parameters, *[None] * (len(inputs) - parameters)]
+    return [*_for_replicas(of_parameters), *[None] * (len(inputs) - parameters)]

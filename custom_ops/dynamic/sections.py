@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from custom_ops.dynamic.program import Instruction, Kind, Parameter
+from custom_ops.dynamic.node_code import Instruction, Kind, Parameter
 from custom_ops.expr.table import FLOAT_OPS
 
 BEFORE, LEVEL, AFTER, BACK_BEFORE, BACK_LEVEL, BACK_AFTER, GRADIENTS = range(7)

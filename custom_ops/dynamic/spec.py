@@ -15,7 +15,7 @@ The text, a line each, words separated by a space:
     section STEPS                       seven times, each followed by so many lines
     OP TARGET VALUE... | NUMBER...      a place is k0, s0 or c0; "-" is no target
 
-Ops and numbers are those of `custom_ops.dynamic.program`, sections those of `custom_ops.dynamic.sections`.
+Ops and numbers are those of `custom_ops.dynamic.node_code`, sections those of `custom_ops.dynamic.sections`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from custom_ops.dynamic.differentiate import differentiate
-from custom_ops.dynamic.program import Instruction, Kind, Parameter
+from custom_ops.dynamic.node_code import Instruction, Kind, Parameter
 from custom_ops.dynamic.sections import Sections, sections
 from custom_ops.errors import DynamicError
 from custom_ops.text_lines import joined, line

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from custom_ops.dynamic.codegen.plan import Plan, Residence, holder
-from custom_ops.dynamic.codegen.rows import rows_source
+from custom_ops.dynamic.codegen.batch_table import Table, pointers_of
+from custom_ops.dynamic.codegen.on_chip import Plan, Residence, holder
 from custom_ops.dynamic.codegen.segments import Call, KindCode, Ref, Segment
-from custom_ops.dynamic.codegen.table import Table, pointers_of
 from custom_ops.dynamic.codegen.values import Values
+from custom_ops.dynamic.codegen.vector_code import rows_source
 from custom_ops.dynamic.sections import Step
 from custom_ops.dynamic.spec import Spec
 

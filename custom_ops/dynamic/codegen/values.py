@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from custom_ops.dynamic.codegen.batch_table import KindTable, Pointers, Table
 from custom_ops.dynamic.codegen.segments import SOURCES, Item, KindCode, Ref, SectionCode
-from custom_ops.dynamic.codegen.table import KindTable, Pointers, Table
-from custom_ops.dynamic.program import Parameter
+from custom_ops.dynamic.node_code import Parameter
 from custom_ops.dynamic.spec import Spec
 from custom_ops.expr.cuda import literal
 

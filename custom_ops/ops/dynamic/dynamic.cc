@@ -23,7 +23,7 @@ using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
 REGISTER_OP("TfmemDynamic")
-    .Input("parameters: N * float")
+    .Input("parameters: N * T")
     .Input("kinds: int32")
     .Input("kind_splits: int64")
     .Input("children: int32")
@@ -31,16 +31,16 @@ REGISTER_OP("TfmemDynamic")
     .Input("arguments: int32")
     .Input("argument_splits: int64")
     .Input("seed: int64")
-    .Input("kept: Nk * float")
-    .Input("loss_gradients: Nl * float")
-    .Input("state_gradients: Ng * float")
-    .Output("losses: float")
-    .Output("outputs: No * float")
-    .Output("states: Ns * float")
-    .Output("keep: float")
-    .Output("gradients: Nd * float")
+    .Input("kept: Nk * T")
+    .Input("loss_gradients: Nl * T")
+    .Input("state_gradients: Ng * T")
+    .Output("losses: T")
+    .Output("outputs: No * T")
+    .Output("states: Ns * T")
+    .Output("keep: T")
+    .Output("gradients: Nd * T")
     .Output("rows: Nr * int32")
-    .Output("row_gradients: Nr * float")
+    .Output("row_gradients: Nr * T")
     .Attr("spec: string")
     .Attr("mode: {'forward', 'training', 'forward_backward', 'backward'}")
     .Attr("state_type: int = -1")
@@ -52,6 +52,7 @@ REGISTER_OP("TfmemDynamic")
     .Attr("Ns: int >= 0")
     .Attr("Nd: int >= 0")
     .Attr("Nr: int >= 0")
+    .Attr("T: {float, double} = DT_FLOAT")
     .Attr("programs: list(string) = []")
     .Attr("images: list(func) = []")
     .SetShapeFn(DynamicShape)
@@ -73,13 +74,14 @@ gradients: of the parameters that are not sparse.
 rows: of each sparse parameter those that were looked up.
 row_gradients: the gradients of these.
 spec: Spec.text of custom_ops/dynamic/spec.py.
-programs: for a GPU, DynamicProgram.to_text of custom_ops/dynamic/codegen/program.py.
+programs: for a GPU, DynamicProgram.to_text of custom_ops/dynamic/codegen/gpu_program.py.
 images: functions of the graph that return their code.
 )doc");
 
 REGISTER_OP("TfmemDynamicOutput")
-    .Input("output: float")
-    .Output("same: float")
+    .Input("output: T")
+    .Output("same: T")
+    .Attr("T: {float, double} = DT_FLOAT")
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       c->set_output(0, c->input(0));
       return absl::OkStatus();
@@ -101,6 +103,7 @@ class DynamicOutputOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("TfmemDynamicOutput").Device(tensorflow::DEVICE_CPU), DynamicOutputOp);
 REGISTER_KERNEL_BUILDER(Name("TfmemDynamicOutput").Device(tensorflow::DEVICE_GPU), DynamicOutputOp);
 
+template <typename Real>
 class DynamicOp : public OpKernel {
  public:
   explicit DynamicOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -122,12 +125,12 @@ class DynamicOp : public OpKernel {
     TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
     TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
     const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
-    DynamicCall call{spec_, batch, layout, looked_up};
+    DynamicCall<Real> call{spec_, batch, layout, looked_up};
     OpInputList parameters;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("parameters", &parameters));
     for (int i = 0; i < parameters.size(); ++i) {
-      TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i, parameters[i].shape()));
-      call.parameters.push_back(parameters[i].flat<float>().data());
+      TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i, batch, parameters[i].shape()));
+      call.parameters.push_back(parameters[i].flat<Real>().data());
     }
     const Tensor* seed = nullptr;
     TFMEM_RETURN_IF_ERROR(ctx->input("seed", &seed));
@@ -137,34 +140,34 @@ class DynamicOp : public OpKernel {
     TFMEM_RETURN_IF_ERROR(ReadStateGradients(ctx, &call));
     Tensor memory;
     TFMEM_RETURN_IF_ERROR(Memory(ctx, layout.floats, &memory));
-    call.memory = memory.flat<float>().data();
+    call.memory = memory.flat<Real>().data();
     OpOutputList dense, rows, row_gradients;
     TFMEM_RETURN_IF_ERROR(ctx->output_list("gradients", &dense));
     TFMEM_RETURN_IF_ERROR(ctx->output_list("rows", &rows));
     TFMEM_RETURN_IF_ERROR(ctx->output_list("row_gradients", &row_gradients));
-    std::vector<float*> targets(spec_.parameters.size());
+    std::vector<Real*> targets(spec_.parameters.size());
     if (backward_) {
       TFMEM_RETURN_IF_ERROR(Gradients(looked_up, &dense, &rows, &row_gradients, &targets));
     }
     call.take = [&](int parameter, int64_t index, int64_t row, int64_t column, int64_t count,
-                    int64_t columns, const float* gradient, int64_t stride, float*) {
+                    int64_t columns, const Real* gradient, int64_t stride, Real*) {
       const DynamicParameter& shape = spec_.parameters[parameter];
-      float* target = targets[parameter] + (shape.sparse ? index : row) * shape.columns + column;
+      Real* target = targets[parameter] + (shape.sparse ? index : row) * shape.columns + column;
       for (int64_t i = 0; i < count; ++i) {
-        std::memcpy(target + i * shape.columns, gradient + i * stride, columns * sizeof(float));
+        std::memcpy(target + i * shape.columns, gradient + i * stride, columns * sizeof(Real));
       }
     };
     TFMEM_RETURN_IF_ERROR(RunBatch(ctx, call, forward_, backward_));
     return Outputs(ctx, call, memory);
   }
 
-  absl::Status ReadStateGradients(OpKernelContext* ctx, DynamicCall* call) const {
+  absl::Status ReadStateGradients(OpKernelContext* ctx, DynamicCall<Real>* call) const {
     OpInputList list;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("state_gradients", &list));
     TFMEM_RETURN_IF_ERROR(CheckStateGradients(list, spec_, state_type_, call->batch));
     if (list.size() > 0) call->gradient_type = state_type_;
     for (const Tensor& gradient : list) {
-      call->state_gradients.push_back(gradient.flat<float>().data());
+      call->state_gradients.push_back(gradient.flat<Real>().data());
     }
     return absl::OkStatus();
   }
@@ -173,18 +176,19 @@ class DynamicOp : public OpKernel {
   absl::Status Memory(OpKernelContext* ctx, int64_t floats, Tensor* memory) const {
     TensorShape shape;
     TFMEM_RETURN_IF_ERROR(BuildShape({floats}, &shape));
-    if (forward_) return ctx->allocate_temp(tensorflow::DT_FLOAT, shape, memory);
+    if (forward_) return ctx->allocate_temp(tensorflow::DataTypeToEnum<Real>::value, shape, memory);
     OpInputList kept;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("kept", &kept));
     TFMEM_RETURN_IF_ERROR(CheckKept(kept[0].shape(), shape));
-    TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, memory));
+    TFMEM_RETURN_IF_ERROR(
+        ctx->allocate_temp(tensorflow::DataTypeToEnum<Real>::value, shape, memory));
     std::memcpy(memory->data(), kept[0].data(), kept[0].TotalBytes());
     return absl::OkStatus();
   }
 
   absl::Status Gradients(const std::vector<LookedUp>& looked_up, OpOutputList* dense,
                          OpOutputList* rows, OpOutputList* row_gradients,
-                         std::vector<float*>* targets) const {
+                         std::vector<Real*>* targets) const {
     int next_dense = 0, next_sparse = 0;
     for (size_t i = 0; i < spec_.parameters.size(); ++i) {
       const DynamicParameter& parameter = spec_.parameters[i];
@@ -204,12 +208,13 @@ class DynamicOp : public OpKernel {
         const TensorShape shape({table.rows(), parameter.columns});
         TFMEM_RETURN_IF_ERROR(row_gradients->allocate(next_sparse++, shape, &gradient));
       }
-      (*targets)[i] = gradient->flat<float>().data();
+      (*targets)[i] = gradient->flat<Real>().data();
     }
     return absl::OkStatus();
   }
 
-  absl::Status Outputs(OpKernelContext* ctx, const DynamicCall& call, const Tensor& memory) const {
+  absl::Status Outputs(OpKernelContext* ctx, const DynamicCall<Real>& call,
+                       const Tensor& memory) const {
     Tensor* keep = nullptr;
     if (keeps_) {
       TFMEM_RETURN_IF_ERROR(ctx->set_output("keep", memory));
@@ -224,7 +229,7 @@ class DynamicOp : public OpKernel {
     return PutNothing(ctx, widths_);
   }
 
-  absl::Status PutStates(OpKernelContext* ctx, const DynamicCall& call) const {
+  absl::Status PutStates(OpKernelContext* ctx, const DynamicCall<Real>& call) const {
     OpOutputList list;
     TFMEM_RETURN_IF_ERROR(ctx->output_list("states", &list));
     const DynamicBatch& batch = call.batch;
@@ -234,15 +239,15 @@ class DynamicOp : public OpKernel {
       TensorShape shape;
       TFMEM_RETURN_IF_ERROR(BuildShape({batch.nodes, width}, &shape));
       TFMEM_RETURN_IF_ERROR(list.allocate(i, shape, &output));
-      float* target = output->flat<float>().data();
-      const float* states = call.memory + call.layout.states[state_type_][i];
+      Real* target = output->flat<Real>().data();
+      const Real* states = call.memory + call.layout.states[state_type_][i];
       for (int64_t node = 0; node < batch.nodes; ++node, target += width) {
         const int kind = batch.kind_of[node];
         if (spec_.kinds[kind].type == state_type_) {
           const int64_t row = batch.kinds[kind].states[batch.row_of[node]];
-          std::memcpy(target, states + row * StrideOf(width), width * sizeof(float));
+          std::memcpy(target, states + row * StrideOf(width), width * sizeof(Real));
         } else {
-          std::fill_n(target, width, 0.0f);
+          std::fill_n(target, width, Real{0});
         }
       }
     }
@@ -257,7 +262,12 @@ class DynamicOp : public OpKernel {
   bool keeps_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfmemDynamic").Device(tensorflow::DEVICE_CPU), DynamicOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfmemDynamic").Device(tensorflow::DEVICE_CPU).TypeConstraint<float>("T"),
+    DynamicOp<float>);
+REGISTER_KERNEL_BUILDER(
+    Name("TfmemDynamic").Device(tensorflow::DEVICE_CPU).TypeConstraint<double>("T"),
+    DynamicOp<double>);
 
 }  // namespace
 }  // namespace tfmem

@@ -39,10 +39,12 @@ class GpuDynamicOp : public OpKernel {
       .HostMemory("argument_splits") \
       .HostMemory("seed")
 
-REGISTER_KERNEL_BUILDER(Name("TfmemDynamic").Device(DEVICE_GPU).TFMEM_BATCH_IN_HOST_MEMORY,
-                        GpuDynamicOp<GpuDynamic>);
+REGISTER_KERNEL_BUILDER(
+    Name("TfmemDynamic").Device(DEVICE_GPU).TypeConstraint<float>("T").TFMEM_BATCH_IN_HOST_MEMORY,
+    GpuDynamicOp<GpuDynamic>);
 REGISTER_KERNEL_BUILDER(Name("TfmemDynamicStep")
                             .Device(DEVICE_GPU)
+                            .TypeConstraint<float>("T")
                             .HostMemory("variables")
                             .TFMEM_BATCH_IN_HOST_MEMORY.HostMemory("rates")
                             .HostMemory("number")

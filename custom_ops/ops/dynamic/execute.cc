@@ -106,11 +106,38 @@ absl::StatusOr<DynamicBatch> ReadBatch(OpKernelContext* ctx, const DynamicSpec& 
   return DecodeBatch(spec, kinds, children, arguments);
 }
 
-absl::Status CheckParameter(const DynamicSpec& spec, int number, const TensorShape& shape) {
+static absl::Status CheckRows(const DynamicSpec& spec, int number, const DynamicBatch& batch,
+                              int64_t rows) {
+  for (size_t kind = 0; kind < spec.kinds.size(); ++kind) {
+    for (const std::vector<DynamicStep>& section : spec.kinds[kind].sections) {
+      for (const DynamicStep& step : section) {
+        if (step.op != StepOp::kLookup || step.numbers[0] != number) continue;
+        for (int32_t row : batch.kinds[kind].arguments[step.numbers[1]]) {
+          if (row < rows) continue;
+          return absl::InvalidArgumentError(absl::StrCat("a node of kind ", kind, " reads row ",
+                                                         row, " of input ", number, ", which has ",
+                                                         rows, " rows in this batch"));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckParameter(const DynamicSpec& spec, int number, const DynamicBatch& batch,
+                            const TensorShape& shape) {
   const DynamicParameter& parameter = spec.parameters[number];
+  if (parameter.matrix && parameter.rows == kOpenRows && shape.dims() == 2 &&
+      shape.dim_size(1) == parameter.columns) {
+    return CheckRows(spec, number, batch, shape.dim_size(0));
+  }
   const TensorShape expected = parameter.matrix ? TensorShape({parameter.rows, parameter.columns})
                                                 : TensorShape({parameter.columns});
   if (shape == expected) return absl::OkStatus();
+  // A parameter of another rank is seen as a matrix or as a vector.
+  if (shape.dims() != expected.dims() && shape.num_elements() == expected.num_elements()) {
+    return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("parameter ", number, " has shape ", shape.DebugString(),
                    "; when the net was specialised, it had ", expected.DebugString()));
@@ -145,16 +172,19 @@ absl::Status CheckKept(const TensorShape& found, const TensorShape& expected) {
                                                  expected.DebugString()));
 }
 
-absl::Status ReadLossGradients(OpKernelContext* ctx, DynamicCall* call) {
+template <typename Real>
+absl::Status ReadLossGradients(OpKernelContext* ctx, DynamicCall<Real>* call) {
   OpInputList list;
   TFMEM_RETURN_IF_ERROR(ctx->input_list("loss_gradients", &list));
   TFMEM_RETURN_IF_ERROR(CheckLossGradients(list, call->batch));
   if (list.size() == 0) return absl::OkStatus();
-  call->loss_gradients = list[0].flat<float>().data();
+  call->loss_gradients = list[0].flat<Real>().data();
   return absl::OkStatus();
 }
 
-absl::Status RunBatch(OpKernelContext* ctx, const DynamicCall& call, bool forward, bool backward) {
+template <typename Real>
+absl::Status RunBatch(OpKernelContext* ctx, const DynamicCall<Real>& call, bool forward,
+                      bool backward) {
   const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
   std::vector<int64_t> looked_up;
   for (const LookedUp& table : call.looked_up) looked_up.push_back(table.rows());
@@ -168,25 +198,26 @@ absl::Status RunBatch(OpKernelContext* ctx, const DynamicCall& call, bool forwar
   const InstructionSet& kernels = ChosenKernels();
   Tensor own;
   TensorShape shape;
-  const int64_t floats =
-      threads * ThreadFloats(call.spec, kernels) + (script.deals ? SharedFloats(call.spec) : 0);
+  const int64_t floats = threads * ThreadFloats<Real>(call.spec, kernels) +
+                         (script.deals ? SharedFloats(call.spec) : 0);
   TFMEM_RETURN_IF_ERROR(BuildShape({floats}, &shape));
-  TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, &own));
-  RunScript(script, call, kernels, threads, own.flat<float>().data(),
+  TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DataTypeToEnum<Real>::value, shape, &own));
+  RunScript(script, call, kernels, threads, own.flat<Real>().data(),
             [pool = workers.workers](std::function<void()> closure) {
               pool->Schedule(std::move(closure));
             });
   return absl::OkStatus();
 }
 
-absl::Status PutLosses(OpKernelContext* ctx, const DynamicCall& call) {
+template <typename Real>
+absl::Status PutLosses(OpKernelContext* ctx, const DynamicCall<Real>& call) {
   Tensor* losses = nullptr;
   TFMEM_RETURN_IF_ERROR(
       ctx->allocate_output("losses", TensorShape({call.batch.examples}), &losses));
-  auto sums = losses->flat<float>();
+  auto sums = losses->flat<Real>();
   const DynamicBatch& batch = call.batch;
   for (int64_t example = 0; example < batch.examples; ++example) {
-    float sum = 0;
+    Real sum = 0;
     for (int64_t node = batch.first_of[example]; node < batch.first_of[example + 1]; ++node) {
       const int64_t place = call.layout.losses[batch.kind_of[node]];
       if (place >= 0) sum += call.memory[place + batch.row_of[node]];
@@ -196,7 +227,8 @@ absl::Status PutLosses(OpKernelContext* ctx, const DynamicCall& call) {
   return absl::OkStatus();
 }
 
-absl::Status PutOutputs(OpKernelContext* ctx, const DynamicCall& call,
+template <typename Real>
+absl::Status PutOutputs(OpKernelContext* ctx, const DynamicCall<Real>& call,
                         const std::vector<int64_t>& widths) {
   tensorflow::OpOutputList list;
   TFMEM_RETURN_IF_ERROR(ctx->output_list("outputs", &list));
@@ -206,14 +238,14 @@ absl::Status PutOutputs(OpKernelContext* ctx, const DynamicCall& call,
     TensorShape shape;
     TFMEM_RETURN_IF_ERROR(BuildShape({batch.nodes, widths[i]}, &shape));
     TFMEM_RETURN_IF_ERROR(list.allocate(i, shape, &output));
-    float* target = output->flat<float>().data();
+    Real* target = output->flat<Real>().data();
     for (int64_t node = 0; node < batch.nodes; ++node, target += widths[i]) {
       const std::vector<int64_t>& places = call.layout.outputs[batch.kind_of[node]];
       if (i < places.size()) {
         std::memcpy(target, call.memory + places[i] + batch.row_of[node] * StrideOf(widths[i]),
-                    widths[i] * sizeof(float));
+                    widths[i] * sizeof(Real));
       } else {
-        std::fill_n(target, widths[i], 0.0f);
+        std::fill_n(target, widths[i], Real{0});
       }
     }
   }
@@ -237,5 +269,15 @@ absl::Status PutNothing(OpKernelContext* ctx, const std::vector<int64_t>& widths
   }
   return absl::OkStatus();
 }
+
+#define TFMEM_INSTANTIATE(Real)                                                           \
+  template absl::Status ReadLossGradients(OpKernelContext*, DynamicCall<Real>*);          \
+  template absl::Status RunBatch(OpKernelContext*, const DynamicCall<Real>&, bool, bool); \
+  template absl::Status PutLosses(OpKernelContext*, const DynamicCall<Real>&);            \
+  template absl::Status PutOutputs(OpKernelContext*, const DynamicCall<Real>&,            \
+                                   const std::vector<int64_t>&);
+TFMEM_INSTANTIATE(float)
+TFMEM_INSTANTIATE(double)
+#undef TFMEM_INSTANTIATE
 
 }  // namespace tfmem

@@ -24,8 +24,13 @@ absl::Status CheckLists(tensorflow::OpKernelConstruction* ctx, const DynamicSpec
 
 absl::StatusOr<DynamicBatch> ReadBatch(tensorflow::OpKernelContext* ctx, const DynamicSpec& spec);
 
-// InvalidArgument with the parameter's number and both shapes, if it is not the spec's.
-absl::Status CheckParameter(const DynamicSpec& spec, int number,
+// The rows of a parameter that has other ones in each batch, in the spec (OPEN_ROWS of
+// custom_ops/dynamic/node_code.py).
+constexpr int64_t kOpenRows = int64_t{1} << 30;
+
+// InvalidArgument with the parameter's number and both shapes, if it is not the spec's; with the
+// row, if its rows come with the batch, and the batch looks up one more.
+absl::Status CheckParameter(const DynamicSpec& spec, int number, const DynamicBatch& batch,
                             const tensorflow::TensorShape& shape);
 
 // InvalidArgument with what was found and expected.
@@ -36,10 +41,12 @@ absl::Status CheckKept(const tensorflow::TensorShape& found,
                        const tensorflow::TensorShape& expected);
 
 // The input `loss_gradients`, if there is one, has one number for each example.
-absl::Status ReadLossGradients(tensorflow::OpKernelContext* ctx, DynamicCall* call);
+template <typename Real>
+absl::Status ReadLossGradients(tensorflow::OpKernelContext* ctx, DynamicCall<Real>* call);
 
 // Builds the script, checks it and runs it on the threads of the device.
-absl::Status RunBatch(tensorflow::OpKernelContext* ctx, const DynamicCall& call, bool forward,
+template <typename Real>
+absl::Status RunBatch(tensorflow::OpKernelContext* ctx, const DynamicCall<Real>& call, bool forward,
                       bool backward);
 
 // Shapes of TfmemDynamic's outputs and TfmemDynamicStep's.
@@ -47,8 +54,10 @@ absl::Status DynamicShape(tensorflow::shape_inference::InferenceContext* c);
 absl::Status DynamicStepShape(tensorflow::shape_inference::InferenceContext* c);
 
 // Output `losses`, and the list `outputs`.
-absl::Status PutLosses(tensorflow::OpKernelContext* ctx, const DynamicCall& call);
-absl::Status PutOutputs(tensorflow::OpKernelContext* ctx, const DynamicCall& call,
+template <typename Real>
+absl::Status PutLosses(tensorflow::OpKernelContext* ctx, const DynamicCall<Real>& call);
+template <typename Real>
+absl::Status PutOutputs(tensorflow::OpKernelContext* ctx, const DynamicCall<Real>& call,
                         const std::vector<int64_t>& widths);
 // TfmemDynamicStep's `done`: its input `number`.
 absl::Status PutNumber(tensorflow::OpKernelContext* ctx);

@@ -122,7 +122,7 @@ absl::Status GpuDynamic::Inputs(OpKernelContext* ctx, const DynamicBatch& batch,
   OpInputList parameters, state_gradients;
   TFMEM_RETURN_IF_ERROR(ctx->input_list("parameters", &parameters));
   for (int i = 0; i < parameters.size(); ++i) {
-    TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i, parameters[i].shape()));
+    TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i, batch, parameters[i].shape()));
     arguments->parameters.push_back(parameters[i].data());
   }
   TFMEM_RETURN_IF_ERROR(ReadSeed(ctx, &arguments->seed));
@@ -243,7 +243,8 @@ absl::Status GpuDynamicStep::Run(OpKernelContext* ctx, cuda::Stream stream) {
   TFMEM_RETURN_IF_ERROR(variables.CheckDistinct());
   const int count = spec_.parameters.size(), all = uses_.size();
   for (int i = 0; i < all; ++i) {
-    TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i % count, variables.Now(i)->shape()));
+    if (i >= count && !spec_.parameters[i % count].trained) continue;  // never touched
+    TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i % count, batch, variables.Now(i)->shape()));
   }
   for (int i = 0; i < all; ++i) {
     if (!variables.MayWrite(i)) {

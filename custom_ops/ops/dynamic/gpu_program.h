@@ -1,4 +1,4 @@
-// A GPU program of a dynamic net, as custom_ops/dynamic/codegen/program.py writes it.
+// A GPU program of a dynamic net, as custom_ops/dynamic/codegen/gpu_program.py writes it.
 #ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_PROGRAM_H_
 #define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_PROGRAM_H_
 
@@ -53,7 +53,7 @@ enum GpuWord {
 absl::StatusOr<GpuProgram> ReadGpuProgram(absl::string_view header, absl::string_view code,
                                           const DynamicSpec& spec, absl::string_view spec_text);
 
-// Words of the table, in the order of custom_ops/dynamic/codegen/table.py.
+// Words of the table, in the order of custom_ops/dynamic/codegen/batch_table.py.
 int64_t TableWords(const DynamicSpec& spec, const std::vector<std::vector<int64_t>>& spilled);
 int64_t MostOutputs(const DynamicSpec& spec);
 int64_t MostStates(const DynamicSpec& spec);

@@ -4,7 +4,7 @@
 namespace tfmem {
 namespace {
 
-// The table and the lists. The order is that of custom_ops/dynamic/codegen/table.py.
+// The table and the lists. The order is that of custom_ops/dynamic/codegen/batch_table.py.
 class Tables {
  public:
   Tables(const DynamicSpec& spec, const GpuProgram& program, const DynamicBatch& batch,

@@ -38,11 +38,12 @@ std::vector<LookedUp> FindLookedUp(const DynamicSpec& spec, const DynamicBatch& 
   return found;
 }
 
-void DynamicWorker::Gradient(int parameter, int64_t row, int64_t column) {
+template <typename Real>
+void DynamicWorker<Real>::Gradient(int parameter, int64_t row, int64_t column) {
   const DynamicParameter& shape = call_.spec.parameters[parameter];
   const int64_t rows = std::min(kGradientRows, shape.rows - row);
   const int64_t columns = std::min(kGradientColumns, shape.columns - column);
-  std::fill_n(tile_, rows * kGradientColumns, 0.0f);
+  std::fill_n(tile_, rows * kGradientColumns, Real{0});
   for (size_t kind = 0; kind < call_.spec.kinds.size(); ++kind) {
     if (call_.batch.kinds[kind].count == 0) continue;
     for (const DynamicStep& step : call_.spec.kinds[kind].sections[kGradients]) {
@@ -59,8 +60,9 @@ void DynamicWorker::Gradient(int parameter, int64_t row, int64_t column) {
 }
 
 // The part of transpose(a) @ b that is in the tile, for a and b of all nodes of the kind.
-void DynamicWorker::AddOuter(int kind, const DynamicStep& step, int64_t row, int64_t rows,
-                             int64_t column, int64_t columns, float* tile) {
+template <typename Real>
+void DynamicWorker<Real>::AddOuter(int kind, const DynamicStep& step, int64_t row, int64_t rows,
+                                   int64_t column, int64_t columns, Real* tile) {
   const int64_t first = std::max(row, step.numbers[1]);
   const int64_t end = std::min(row + rows, step.numbers[1] + step.widths[0]);
   const int64_t left = std::max(column, step.numbers[2]);
@@ -68,16 +70,16 @@ void DynamicWorker::AddOuter(int kind, const DynamicStep& step, int64_t row, int
   if (first >= end || left >= right) return;
   const std::vector<int64_t>& kept = call_.layout.kept[kind];
   const int64_t a_stride = StrideOf(step.widths[0]), b_stride = StrideOf(step.widths[1]);
-  const float* a = call_.memory + kept[step.values[0].number] + first - step.numbers[1];
-  const float* b = call_.memory + kept[step.values[1].number] + left - step.numbers[2];
-  float* target = tile + (first - row) * kGradientColumns + left - column;
+  const Real* a = call_.memory + kept[step.values[0].number] + first - step.numbers[1];
+  const Real* b = call_.memory + kept[step.values[1].number] + left - step.numbers[2];
+  Real* target = tile + (first - row) * kGradientColumns + left - column;
   const int64_t count = call_.batch.kinds[kind].count;
   for (int64_t node = 0; node < count; node += kDepth) {
     const int64_t depth = std::min(kDepth, count - node);
     kernels_.transpose(a + node * a_stride, a_stride, depth, end - first, packed_, kDepth);
     for (int64_t at = 0; at < right - left; at += panel_) {
       const int64_t width = std::min(panel_, right - left - at);
-      const float* weights = b + node * b_stride + at;
+      const Real* weights = b + node * b_stride + at;
       if (width == panel_) {
         kernels_.multiply(packed_, kDepth, end - first, weights, b_stride, depth, target + at,
                           kGradientColumns, true);
@@ -87,7 +89,7 @@ void DynamicWorker::AddOuter(int kind, const DynamicStep& step, int64_t row, int
       kernels_.multiply(packed_, kDepth, end - first, weights, b_stride, depth, partial_, panel_,
                         false);
       for (int64_t i = 0; i < end - first; ++i) {
-        float* place = target + i * kGradientColumns + at;
+        Real* place = target + i * kGradientColumns + at;
         for (int64_t j = 0; j < width; ++j) place[j] += partial_[i * panel_ + j];
       }
     }
@@ -95,8 +97,9 @@ void DynamicWorker::AddOuter(int kind, const DynamicStep& step, int64_t row, int
 }
 
 // Sums of rows: of a vector of parameters, or of the rows of a table that is multiplied as well.
-void DynamicWorker::AddRows(int kind, const DynamicStep& step, int64_t row, int64_t rows,
-                            int64_t column, int64_t columns, float* tile) {
+template <typename Real>
+void DynamicWorker<Real>::AddRows(int kind, const DynamicStep& step, int64_t row, int64_t rows,
+                                  int64_t column, int64_t columns, Real* tile) {
   const bool lookup = step.op == StepOp::kPutLookup;
   const int64_t begin = lookup ? step.numbers[2] : step.numbers[1];
   const int64_t left = std::max(column, begin);
@@ -104,24 +107,24 @@ void DynamicWorker::AddRows(int kind, const DynamicStep& step, int64_t row, int6
   if (left >= right) return;
   const KindRows& nodes = call_.batch.kinds[kind];
   const int64_t stride = StrideOf(step.width);
-  const float* source =
-      call_.memory + call_.layout.kept[kind][step.values[0].number] + left - begin;
+  const Real* source = call_.memory + call_.layout.kept[kind][step.values[0].number] + left - begin;
   for (int64_t node = 0; node < nodes.count; ++node, source += stride) {
     const int64_t target = lookup ? nodes.arguments[step.numbers[1]][node] - row : 0;
     if (target < 0 || target >= rows) continue;
-    float* place = tile + target * kGradientColumns + left - column;
+    Real* place = tile + target * kGradientColumns + left - column;
     kernels_.compute(Elementwise::kAdd, place, place, source, nullptr, right - left, 0);
   }
 }
 
-void DynamicWorker::SumRows(int parameter, int64_t first, int64_t count) {
+template <typename Real>
+void DynamicWorker<Real>::SumRows(int parameter, int64_t first, int64_t count) {
   const LookedUp& table = call_.looked_up[parameter];
   const int64_t all = call_.spec.parameters[parameter].columns;
   for (int64_t index = first; index < first + count; ++index) {
     const int64_t row = table.entries[table.first[index]].row;
     for (int64_t column = 0; column < all; column += kGradientColumns) {
       const int64_t columns = std::min(kGradientColumns, all - column);
-      std::fill_n(tile_, columns, 0.0f);
+      std::fill_n(tile_, columns, Real{0});
       for (int64_t i = table.first[index]; i < table.first[index + 1]; ++i) {
         const LookedUp::Entry& entry = table.entries[i];
         const DynamicStep& step = call_.spec.kinds[entry.kind].sections[kGradients][entry.step];
@@ -129,9 +132,9 @@ void DynamicWorker::SumRows(int parameter, int64_t first, int64_t count) {
         const int64_t left = std::max(column, begin);
         const int64_t right = std::min(column + columns, begin + step.width);
         if (left >= right) continue;
-        const float* source = call_.memory + call_.layout.kept[entry.kind][step.values[0].number] +
-                              entry.node * StrideOf(step.width) + left - begin;
-        float* place = tile_ + left - column;
+        const Real* source = call_.memory + call_.layout.kept[entry.kind][step.values[0].number] +
+                             entry.node * StrideOf(step.width) + left - begin;
+        Real* place = tile_ + left - column;
         kernels_.compute(Elementwise::kAdd, place, place, source, nullptr, right - left, 0);
       }
       call_.take(parameter, index, row, column, 1, columns, tile_, kGradientColumns,
@@ -139,5 +142,10 @@ void DynamicWorker::SumRows(int parameter, int64_t first, int64_t count) {
     }
   }
 }
+
+template void DynamicWorker<float>::Gradient(int, int64_t, int64_t);
+template void DynamicWorker<float>::SumRows(int, int64_t, int64_t);
+template void DynamicWorker<double>::Gradient(int, int64_t, int64_t);
+template void DynamicWorker<double>::SumRows(int, int64_t, int64_t);
 
 }  // namespace tfmem

@@ -10,6 +10,9 @@ namespace {
 
 using Where = StepPlace::Where;
 
+template <typename Real>
+constexpr DType kTypeOf = std::is_same_v<Real, float> ? DType::kFloat32 : DType::kFloat64;
+
 constexpr int64_t kSplat = 64;  // numbers that stand for a constant
 
 // A step of splitmix64: bits of a counter that look random.
@@ -22,8 +25,9 @@ uint64_t Mixed(uint64_t bits) {
 
 }  // namespace
 
+template <typename Real>
 int64_t ThreadFloats(const DynamicSpec& spec, const InstructionSet& kernels) {
-  const int64_t panel = kernels.single_precision.panel;
+  const int64_t panel = KernelsOf<Real>(kernels).panel;
   int64_t depth = kGradientRows * 256 / panel, most = 0;
   for (const DynamicKind& kind : spec.kinds) {
     int64_t floats = 0;
@@ -47,11 +51,12 @@ int64_t SharedFloats(const DynamicSpec& spec) {
   return floats;
 }
 
-DynamicWorker::DynamicWorker(const DynamicCall& call, const InstructionSet& kernels, float* own,
-                             float* shared)
+template <typename Real>
+DynamicWorker<Real>::DynamicWorker(const DynamicCall<Real>& call, const InstructionSet& kernels,
+                                   Real* own, Real* shared)
     : call_(call),
       set_(kernels),
-      kernels_(kernels.single_precision),
+      kernels_(KernelsOf<Real>(kernels)),
       panel_(kernels_.panel),
       own_(own),
       shared_(shared) {
@@ -79,7 +84,8 @@ DynamicWorker::DynamicWorker(const DynamicCall& call, const InstructionSet& kern
   values_ = tile_ + (kGradientRows + 8) * kGradientColumns;
 }
 
-void DynamicWorker::Do(const uint32_t* words) {
+template <typename Real>
+void DynamicWorker<Real>::Do(const uint32_t* words) {
   switch (OpOf(words[0])) {
     case ScriptOp::kRun: {
       const Block block{static_cast<int>(words[1] & 0xFFFF), words[2], words[3], values_};
@@ -113,39 +119,42 @@ void DynamicWorker::Do(const uint32_t* words) {
 }
 
 // The first row of a value in a block.
-float* DynamicWorker::At(const Block& block, const StepPlace& place) const {
+template <typename Real>
+Real* DynamicWorker<Real>::At(const Block& block, const StepPlace& place) const {
   if (place.where == Where::kScratch) return block.scratch + scratch_[block.kind][place.number];
   const int64_t stride = StrideOf(call_.spec.kinds[block.kind].kept[place.number]);
   return call_.memory + call_.layout.kept[block.kind][place.number] + block.first * stride;
 }
 
-void DynamicWorker::Run(const Block& block, const DynamicKind& kind, const DynamicStep& step) {
+template <typename Real>
+void DynamicWorker<Real>::Run(const Block& block, const DynamicKind& kind,
+                              const DynamicStep& step) {
   const KindRows& nodes = call_.batch.kinds[block.kind];
   const std::vector<int64_t>& n = step.numbers;
   const int64_t width = step.width, stride = StrideOf(width);
-  float* target = step.target.where == Where::kNone ? nullptr : At(block, step.target);
+  Real* target = step.target.where == Where::kNone ? nullptr : At(block, step.target);
   const auto each_row = [&](auto source_of) {
     for (int64_t row = 0; row < block.rows; ++row) {
-      std::memcpy(target + row * stride, source_of(block.first + row), width * sizeof(float));
+      std::memcpy(target + row * stride, source_of(block.first + row), width * sizeof(Real));
     }
   };
   // Rows of a value to where the layout has the kind's or the type's.
   const auto put = [&](int64_t place, const std::vector<int32_t>* rows) {
-    const float* source = At(block, step.values[0]);
+    const Real* source = At(block, step.values[0]);
     for (int64_t row = 0; row < block.rows; ++row) {
       const int64_t to = rows == nullptr ? block.first + row : (*rows)[block.first + row];
-      std::memcpy(call_.memory + place + to * stride, source + row * stride, width * sizeof(float));
+      std::memcpy(call_.memory + place + to * stride, source + row * stride, width * sizeof(Real));
     }
   };
   switch (step.op) {
     case StepOp::kChild: {
-      const float* states = call_.memory + call_.layout.states[kind.children[n[0]]][n[1]];
+      const Real* states = call_.memory + call_.layout.states[kind.children[n[0]]][n[1]];
       each_row([&](int64_t row) { return states + nodes.children[n[0]][row] * stride; });
       break;
     }
     case StepOp::kLookup: {
       const int64_t columns = call_.spec.parameters[n[0]].columns;
-      const float* table = call_.parameters[n[0]] + n[2];
+      const Real* table = call_.parameters[n[0]] + n[2];
       each_row([&](int64_t row) { return table + nodes.arguments[n[1]][row] * columns; });
       break;
     }
@@ -155,8 +164,8 @@ void DynamicWorker::Run(const Block& block, const DynamicKind& kind, const Dynam
     case StepOp::kOneHot:
       for (int64_t row = 0; row < block.rows; ++row) {
         const int64_t chosen = nodes.arguments[n[0]][block.first + row];
-        std::fill_n(target + row * stride, width, 0.0f);
-        if (chosen < width) target[row * stride + chosen] = 1.0f;
+        std::fill_n(target + row * stride, width, Real{0});
+        if (chosen < width) target[row * stride + chosen] = Real{1};
       }
       break;
     case StepOp::kRandom:
@@ -167,9 +176,10 @@ void DynamicWorker::Run(const Block& block, const DynamicKind& kind, const Dynam
       break;
     case StepOp::kBroadcast: {
       const bool constant = step.values[0].where == Where::kConstant;
-      const float* source = constant ? nullptr : At(block, step.values[0]);
+      const Real* source = constant ? nullptr : At(block, step.values[0]);
       for (int64_t row = 0; row < block.rows; ++row) {
-        const float value = constant ? kind.constants[step.values[0].number] : source[row];
+        const Real value =
+            constant ? static_cast<Real>(kind.constants[step.values[0].number]) : source[row];
         std::fill_n(target + row * stride, width, value);
       }
       break;
@@ -177,31 +187,31 @@ void DynamicWorker::Run(const Block& block, const DynamicKind& kind, const Dynam
     case StepOp::kConcat: {
       int64_t first = 0;
       for (size_t i = 0; i < step.values.size(); ++i) {
-        const float* source = At(block, step.values[i]);
+        const Real* source = At(block, step.values[i]);
         const int64_t part = step.widths[i];
         for (int64_t row = 0; row < block.rows; ++row) {
           std::memcpy(target + row * stride + first, source + row * StrideOf(part),
-                      part * sizeof(float));
+                      part * sizeof(Real));
         }
         first += part;
       }
       break;
     }
     case StepOp::kSlice: {
-      const float* source = At(block, step.values[0]) + n[0];
+      const Real* source = At(block, step.values[0]) + n[0];
       const int64_t whole = StrideOf(step.widths[0]);
       for (int64_t row = 0; row < block.rows; ++row) {
-        std::memcpy(target + row * stride, source + row * whole, width * sizeof(float));
+        std::memcpy(target + row * stride, source + row * whole, width * sizeof(Real));
       }
       break;
     }
     case StepOp::kReduceSum:
     case StepOp::kReduceMax: {
       const Reduction kind_of = step.op == StepOp::kReduceSum ? Reduction::kSum : Reduction::kMax;
-      const float* source = At(block, step.values[0]);
+      const Real* source = At(block, step.values[0]);
       const int64_t whole = StrideOf(step.widths[0]);
       for (int64_t row = 0; row < block.rows; ++row) {
-        set_.tile.reduce_columns(kind_of, DType::kFloat32, source + row * whole, 1, step.widths[0],
+        set_.tile.reduce_columns(kind_of, kTypeOf<Real>, source + row * whole, 1, step.widths[0],
                                  target + row);
       }
       break;
@@ -211,8 +221,8 @@ void DynamicWorker::Run(const Block& block, const DynamicKind& kind, const Dynam
       break;
     case StepOp::kLossAdjoint:
       for (int64_t row = 0; row < block.rows; ++row) {
-        const float* gradients = call_.loss_gradients;
-        target[row] = gradients == nullptr ? 1.0f : gradients[nodes.examples[block.first + row]];
+        const Real* gradients = call_.loss_gradients;
+        target[row] = gradients == nullptr ? Real{1} : gradients[nodes.examples[block.first + row]];
       }
       break;
     case StepOp::kPutState:
@@ -221,7 +231,7 @@ void DynamicWorker::Run(const Block& block, const DynamicKind& kind, const Dynam
     case StepOp::kPutLoss:
       if (step.values[0].where == Where::kConstant) {
         std::fill_n(call_.memory + call_.layout.losses[block.kind] + block.first, block.rows,
-                    kind.constants[step.values[0].number]);
+                    static_cast<Real>(kind.constants[step.values[0].number]));
       } else {
         put(call_.layout.losses[block.kind], nullptr);
       }
@@ -240,13 +250,15 @@ void DynamicWorker::Run(const Block& block, const DynamicKind& kind, const Dynam
   }
 }
 
-void DynamicWorker::Elementwise(const Block& block, const DynamicStep& step) {
-  const float* arguments[3] = {};
+template <typename Real>
+void DynamicWorker<Real>::Elementwise(const Block& block, const DynamicStep& step) {
+  const Real* arguments[3] = {};
   int splats = 0;
   for (size_t i = 0; i < step.values.size(); ++i) {
     if (step.values[i].where == Where::kConstant) {
-      float* splat = splats_ + i * kSplat;
-      std::fill_n(splat, kSplat, call_.spec.kinds[block.kind].constants[step.values[i].number]);
+      Real* splat = splats_ + i * kSplat;
+      const double number = call_.spec.kinds[block.kind].constants[step.values[i].number];
+      std::fill_n(splat, kSplat, static_cast<Real>(number));
       arguments[i] = splat;
       splats |= 1 << i;
     } else {
@@ -257,55 +269,57 @@ void DynamicWorker::Elementwise(const Block& block, const DynamicStep& step) {
                    arguments[2], block.rows * StrideOf(step.width), splats);
 }
 
-void DynamicWorker::Random(const Block& block, const DynamicStep& step) {
+template <typename Real>
+void DynamicWorker<Real>::Random(const Block& block, const DynamicStep& step) {
   const KindRows& nodes = call_.batch.kinds[block.kind];
-  float* target = At(block, step.target);
+  Real* target = At(block, step.target);
   const int64_t stride = StrideOf(step.width);
   for (int64_t row = 0; row < block.rows; ++row) {
     const uint64_t stream = call_.seed ^ Mixed(step.numbers[0]);
     const uint64_t node = Mixed(stream + Mixed(nodes.nodes[block.first + row]));
     for (int64_t i = 0; i < step.width; ++i) {
-      target[row * stride + i] = static_cast<float>(Mixed(node + i) >> 40) * 0x1p-24f;
+      target[row * stride + i] = static_cast<Real>(Mixed(node + i) >> 40) * Real{0x1p-24};
     }
   }
 }
 
 // What the parents put, and what came from outside of the graph.
-void DynamicWorker::Adjoint(const Block& block, int type, const DynamicStep& step) {
+template <typename Real>
+void DynamicWorker<Real>::Adjoint(const Block& block, int type, const DynamicStep& step) {
   const TypeRows& states = call_.batch.types[type];
   const KindRows& nodes = call_.batch.kinds[block.kind];
   const int64_t number = step.numbers[0], width = step.width, stride = StrideOf(width);
   const bool given = type == call_.gradient_type;
-  float* target = At(block, step.target);
+  Real* target = At(block, step.target);
   for (int64_t row = 0; row < block.rows; ++row, target += stride) {
     const int64_t state = nodes.states[block.first + row];
     bool begun = given;
     if (given) {
       std::memcpy(target, call_.state_gradients[number] + nodes.nodes[block.first + row] * width,
-                  width * sizeof(float));
+                  width * sizeof(Real));
     }
     for (int32_t i = states.first_parent[state]; i < states.first_parent[state + 1]; ++i) {
       const ParentEntry& parent = states.parents[i];
       const int64_t place = call_.layout.children[parent.kind][parent.slot][number];
       if (place < 0) continue;  // the parent does not use it
-      const float* source = call_.memory + place + parent.row * stride;
+      const Real* source = call_.memory + place + parent.row * stride;
       if (begun) {
         kernels_.compute(Elementwise::kAdd, target, target, source, nullptr, width, 0);
       } else {
-        std::memcpy(target, source, width * sizeof(float));
+        std::memcpy(target, source, width * sizeof(Real));
         begun = true;
       }
     }
-    if (!begun) std::fill_n(target, width, 0.0f);
+    if (!begun) std::fill_n(target, width, Real{0});
   }
 }
 
-void RunScript(const Script& script, const DynamicCall& call, const InstructionSet& kernels,
-               int threads, float* own,
-               const std::function<void(std::function<void()>)>& schedule) {
+template <typename Real>
+void RunScript(const Script& script, const DynamicCall<Real>& call, const InstructionSet& kernels,
+               int threads, Real* own, const std::function<void(std::function<void()>)>& schedule) {
   const int processors = script.processors.size();
-  const int64_t floats = ThreadFloats(call.spec, kernels);
-  std::vector<DynamicWorker> workers;
+  const int64_t floats = ThreadFloats<Real>(call.spec, kernels);
+  std::vector<DynamicWorker<Real>> workers;
   for (int thread = 0; thread < threads; ++thread) {
     workers.emplace_back(call, kernels, own + thread * floats,
                          script.deals ? own + threads * floats : nullptr);
@@ -330,5 +344,14 @@ void RunScript(const Script& script, const DynamicCall& call, const InstructionS
     phase = end;
   }
 }
+
+template float* DynamicWorker<float>::At(const Block&, const StepPlace&) const;
+template double* DynamicWorker<double>::At(const Block&, const StepPlace&) const;
+template int64_t ThreadFloats<float>(const DynamicSpec&, const InstructionSet&);
+template int64_t ThreadFloats<double>(const DynamicSpec&, const InstructionSet&);
+template void RunScript(const Script&, const DynamicCall<float>&, const InstructionSet&, int,
+                        float*, const std::function<void(std::function<void()>)>&);
+template void RunScript(const Script&, const DynamicCall<double>&, const InstructionSet&, int,
+                        double*, const std::function<void(std::function<void()>)>&);
 
 }  // namespace tfmem

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -55,34 +56,40 @@ std::vector<LookedUp> FindLookedUp(const DynamicSpec& spec, const DynamicBatch& 
 
 // Takes a block of a parameter's gradient: rows of it, `stride` apart, from `row` and `column` on.
 // Rows of a sparse parameter come one by one, as the `index`th that was looked up.
+template <typename Real>
 using TakeGradient =
     std::function<void(int parameter, int64_t index, int64_t row, int64_t column, int64_t rows,
-                       int64_t columns, const float* gradient, int64_t stride, float* scratch)>;
+                       int64_t columns, const Real* gradient, int64_t stride, Real* scratch)>;
 
+// A batch whose numbers have type Real: float or double.
+template <typename Real>
 struct DynamicCall {
   const DynamicSpec& spec;
   const DynamicBatch& batch;
   const DynamicLayout& layout;
   const std::vector<LookedUp>& looked_up;
-  std::vector<const float*> parameters = {};
-  float* memory = nullptr;
+  std::vector<const Real*> parameters = {};
+  Real* memory = nullptr;
   uint64_t seed = 0;
-  const float* loss_gradients = nullptr;           // of each example; null: 1
-  int gradient_type = -1;                          // of the states whose gradients are given
-  std::vector<const float*> state_gradients = {};  // of each node
-  TakeGradient take = nullptr;
+  const Real* loss_gradients = nullptr;           // of each example; null: 1
+  int gradient_type = -1;                         // of the states whose gradients are given
+  std::vector<const Real*> state_gradients = {};  // of each node
+  TakeGradient<Real> take = nullptr;
 };
 
-// Floats of a thread's own memory.
+// Numbers of a thread's own memory.
+template <typename Real>
 int64_t ThreadFloats(const DynamicSpec& spec, const InstructionSet& kernels);
 
-// Floats in which processors find what others computed of rows whose products are dealt to all.
+// Numbers in which processors find what others computed of rows whose products are dealt to all.
 int64_t SharedFloats(const DynamicSpec& spec);
 
+template <typename Real>
 class DynamicWorker {
  public:
   // `own`: ThreadFloats(); `shared`: SharedFloats(), the same for all workers.
-  DynamicWorker(const DynamicCall& call, const InstructionSet& kernels, float* own, float* shared);
+  DynamicWorker(const DynamicCall<Real>& call, const InstructionSet& kernels, Real* own,
+                Real* shared);
 
   // One instruction that is no signal and no wait.
   void Do(const uint32_t* words);
@@ -92,50 +99,61 @@ class DynamicWorker {
     int kind = 0;
     int64_t first = 0;
     int64_t rows = 0;
-    float* scratch = nullptr;  // of the block's kind
+    Real* scratch = nullptr;  // of the block's kind
   };
 
   void Run(const Block& block, const DynamicKind& kind, const DynamicStep& step);
-  float* At(const Block& block, const StepPlace& place) const;
+  Real* At(const Block& block, const StepPlace& place) const;
   void Elementwise(const Block& block, const DynamicStep& step);
   // Columns [first, first + width).
   void Product(const Block& block, const DynamicStep& step, int64_t first, int64_t width);
   // The share `part` of `parts`.
   void Columns(const Block& block, const DynamicStep& step, int64_t part, int64_t parts);
-  void MultiplyPlain(const float* operand, int64_t operand_stride, int64_t rows,
-                     const float* weights, int64_t weights_stride, int64_t depth, int64_t width,
-                     float* target, int64_t target_stride, bool accumulate);
-  void MultiplyPacked(const float* operand, int64_t operand_stride, int64_t rows,
-                      const float* weights, int64_t weights_stride, int64_t depth, int64_t width,
-                      bool transposed, float* target, int64_t target_stride, bool accumulate);
+  void MultiplyPlain(const Real* operand, int64_t operand_stride, int64_t rows, const Real* weights,
+                     int64_t weights_stride, int64_t depth, int64_t width, Real* target,
+                     int64_t target_stride, bool accumulate);
+  void MultiplyPacked(const Real* operand, int64_t operand_stride, int64_t rows,
+                      const Real* weights, int64_t weights_stride, int64_t depth, int64_t width,
+                      bool transposed, Real* target, int64_t target_stride, bool accumulate);
   void Adjoint(const Block& block, int type, const DynamicStep& step);
   void Random(const Block& block, const DynamicStep& step);
   void Gradient(int parameter, int64_t row, int64_t column);
   void AddOuter(int kind, const DynamicStep& step, int64_t row, int64_t rows, int64_t column,
-                int64_t columns, float* tile);
+                int64_t columns, Real* tile);
   void AddRows(int kind, const DynamicStep& step, int64_t row, int64_t rows, int64_t column,
-               int64_t columns, float* tile);
+               int64_t columns, Real* tile);
   void SumRows(int parameter, int64_t first, int64_t count);
 
-  const DynamicCall& call_;
+  const DynamicCall<Real>& call_;
   const InstructionSet& set_;
-  const CpuKernels<float>& kernels_;
+  const CpuKernels<Real>& kernels_;
   const int64_t panel_;
   std::vector<std::vector<int64_t>> scratch_;  // of each kind: where its places lie
-  float* const own_;
-  float* splats_;   // 64 numbers of three constants
-  float* packed_;   // [depth, panel] weights, or [kGradientRows, 256] of an operand
-  float* partial_;  // [kBlockRows, panel]
-  float* tile_;     // [kGradientRows, kGradientColumns], and scratch for an update
-  float* values_;
-  float* const shared_;
+  Real* const own_;
+  Real* splats_;   // 64 numbers of three constants
+  Real* packed_;   // [depth, panel] weights, or [kGradientRows, 256] of an operand
+  Real* partial_;  // [kBlockRows, panel]
+  Real* tile_;     // [kGradientRows, kGradientColumns], and scratch for an update
+  Real* values_;
+  Real* const shared_;
   std::vector<int64_t> shared_first_;  // of each kind: where its places begin in `shared_`
 };
 
 // Runs a script on up to `threads` threads; `own` is their memory, ThreadFloats() each, and behind
 // them SharedFloats(), if the script deals products.
-void RunScript(const Script& script, const DynamicCall& call, const InstructionSet& kernels,
-               int threads, float* own, const std::function<void(std::function<void()>)>& schedule);
+template <typename Real>
+void RunScript(const Script& script, const DynamicCall<Real>& call, const InstructionSet& kernels,
+               int threads, Real* own, const std::function<void(std::function<void()>)>& schedule);
+
+// The loops for numbers of a type.
+template <typename Real>
+const CpuKernels<Real>& KernelsOf(const InstructionSet& set) {
+  if constexpr (std::is_same_v<Real, float>) {
+    return set.single_precision;
+  } else {
+    return set.double_precision;
+  }
+}
 
 }  // namespace tfmem
 

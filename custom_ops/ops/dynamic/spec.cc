@@ -118,7 +118,7 @@ class SpecParser {
     while (in_.NextWord()) {
       double value = 0;
       if (!in_.Real(&value)) return false;
-      kind_.constants.push_back(static_cast<float>(value));
+      kind_.constants.push_back(value);
     }
     return in_.End();
   }

@@ -85,7 +85,7 @@ struct DynamicKind {
   std::vector<int64_t> outputs;
   std::vector<int64_t> kept;
   std::vector<int64_t> scratch;
-  std::vector<float> constants;
+  std::vector<double> constants;
   std::vector<DynamicStep> sections[kSections];
   bool has_loss = false;
   std::vector<std::vector<bool>> puts;  // of each child, whether each part of its adjoint is put

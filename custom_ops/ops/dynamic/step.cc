@@ -30,11 +30,11 @@ REGISTER_OP("TfmemDynamicStep")
     .Input("arguments: int32")
     .Input("argument_splits: int64")
     .Input("seed: int64")
-    .Input("loss_gradients: Nl * float")
-    .Input("rates: float")
+    .Input("loss_gradients: Nl * T")
+    .Input("rates: T")
     .Input("number: int64")
-    .Output("losses: float")
-    .Output("outputs: No * float")
+    .Output("losses: T")
+    .Output("outputs: No * T")
     .Output("done: int64")
     .Attr("spec: string")
     .Attr("rule: {'sgd', 'momentum', 'adam'}")
@@ -42,6 +42,7 @@ REGISTER_OP("TfmemDynamicStep")
     .Attr("Nv: int >= 0")
     .Attr("Nl: int >= 0")
     .Attr("No: int >= 0")
+    .Attr("T: {float, double} = DT_FLOAT")
     .Attr("programs: list(string) = []")
     .Attr("images: list(func) = []")
     .SetIsStateful()
@@ -61,9 +62,10 @@ struct Rule {
   int rates = 0;
 };
 
+template <typename Real>
 class Update {
  public:
-  Update(const CpuKernels<float>& kernels, const std::string& rule, const float* rates)
+  Update(const CpuKernels<Real>& kernels, const std::string& rule, const Real* rates)
       : kernels_(kernels), rule_(rule) {
     if (rule == "sgd") {
       Splat(0, rates[0]);
@@ -74,7 +76,7 @@ class Update {
       const double step = rates[4];
       const double first = 1 - std::pow(double{rates[1]}, step);
       const double second = 1 - std::pow(double{rates[2]}, step);
-      adam_[0] = static_cast<float>(rates[0] * std::sqrt(second) / first);
+      adam_[0] = static_cast<Real>(rates[0] * std::sqrt(second) / first);
       adam_[1] = 1 - rates[1];
       adam_[2] = 1 - rates[2];
       adam_[3] = rates[3];
@@ -82,11 +84,11 @@ class Update {
   }
 
   // `count` numbers of a parameter and its slots; `t` is memory for as many.
-  void Apply(float* w, float* m, float* v, const float* g, int64_t count, float* t) const {
-    const auto with = [&](Elementwise op, float* to, const float* a, int rate) {
+  void Apply(Real* w, Real* m, Real* v, const Real* g, int64_t count, Real* t) const {
+    const auto with = [&](Elementwise op, Real* to, const Real* a, int rate) {
       kernels_.compute(op, to, a, splats_[rate], nullptr, count, 2);
     };
-    const auto of = [&](Elementwise op, float* to, const float* a, const float* b) {
+    const auto of = [&](Elementwise op, Real* to, const Real* a, const Real* b) {
       kernels_.compute(op, to, a, b, nullptr, count, 0);
     };
     if (rule_ == "sgd") {
@@ -103,14 +105,15 @@ class Update {
   }
 
  private:
-  void Splat(int number, float value) { std::fill_n(splats_[number], 64, value); }
+  void Splat(int number, Real value) { std::fill_n(splats_[number], 64, value); }
 
-  const CpuKernels<float>& kernels_;
+  const CpuKernels<Real>& kernels_;
   const std::string rule_;
-  float splats_[2][64];
-  float adam_[4] = {};
+  Real splats_[2][64];
+  Real adam_[4] = {};
 };
 
+template <typename Real>
 class DynamicStepOp : public OpKernel {
  public:
   explicit DynamicStepOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -126,6 +129,7 @@ class DynamicStepOp : public OpKernel {
                     "the op has ", variables, " variables; rule '", rule_, "' takes ", expected)));
     VariableUse use;
     use.read = use.assigned = true;
+    use.dtype = tensorflow::DataTypeToEnum<Real>::value;
     uses_.assign(variables, use);
   }
 
@@ -136,7 +140,7 @@ class DynamicStepOp : public OpKernel {
     TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
     TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
     const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
-    DynamicCall call{spec_, batch, layout, looked_up};
+    DynamicCall<Real> call{spec_, batch, layout, looked_up};
     const Tensor *seed = nullptr, *rates = nullptr;
     TFMEM_RETURN_IF_ERROR(ctx->input("seed", &seed));
     TFMEM_RETURN_IF_ERROR(ctx->input("rates", &rates));
@@ -150,24 +154,25 @@ class DynamicStepOp : public OpKernel {
     Tensor memory;
     tensorflow::TensorShape floats;
     TFMEM_RETURN_IF_ERROR(BuildShape({layout.floats}, &floats));
-    TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, floats, &memory));
-    call.memory = memory.flat<float>().data();
+    TFMEM_RETURN_IF_ERROR(
+        ctx->allocate_temp(tensorflow::DataTypeToEnum<Real>::value, floats, &memory));
+    call.memory = memory.flat<Real>().data();
 
     RegionVariables variables(ctx, 0, uses_);
     TFMEM_RETURN_IF_ERROR(variables.Open());
     TFMEM_RETURN_IF_ERROR(variables.CheckDistinct());
-    std::vector<float*> values;
-    TFMEM_RETURN_IF_ERROR(Writable(ctx, &variables, &values));
+    std::vector<Real*> values;
+    TFMEM_RETURN_IF_ERROR(Writable(ctx, batch, &variables, &values));
     const size_t count = spec_.parameters.size();
     call.parameters.assign(values.begin(), values.begin() + count);
-    const Update update(ChosenKernels().single_precision, rule_, rates->flat<float>().data());
+    const Update<Real> update(KernelsOf<Real>(ChosenKernels()), rule_, rates->flat<Real>().data());
     call.take = [&](int parameter, int64_t, int64_t row, int64_t column, int64_t rows,
-                    int64_t columns, const float* gradient, int64_t stride, float* scratch) {
+                    int64_t columns, const Real* gradient, int64_t stride, Real* scratch) {
       if (!spec_.parameters[parameter].trained) return;
       const int64_t all = spec_.parameters[parameter].columns;
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t at = (row + i) * all + column;
-        const auto slot = [&](size_t number) -> float* {
+        const auto slot = [&](size_t number) -> Real* {
           const size_t place = number * count + parameter;
           return place < values.size() ? values[place] + at : nullptr;
         };
@@ -183,11 +188,12 @@ class DynamicStepOp : public OpKernel {
   }
 
   // The variables' own memory; that of copies where another op still reads it.
-  absl::Status Writable(OpKernelContext* ctx, RegionVariables* variables,
-                        std::vector<float*>* values) const {
+  absl::Status Writable(OpKernelContext* ctx, const DynamicBatch& batch, RegionVariables* variables,
+                        std::vector<Real*>* values) const {
     const int count = spec_.parameters.size(), all = uses_.size();
     for (int i = 0; i < all; ++i) {
-      TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i % count, variables->Now(i)->shape()));
+      if (i >= count && !spec_.parameters[i % count].trained) continue;  // never touched
+      TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i % count, batch, variables->Now(i)->shape()));
     }
     for (int i = 0; i < all; ++i) {
       if (!variables->MayWrite(i)) {
@@ -197,7 +203,7 @@ class DynamicStepOp : public OpKernel {
         std::memcpy(copy.data(), now.data(), now.TotalBytes());
         TFMEM_RETURN_IF_ERROR(variables->Assign(i, std::move(copy)));
       }
-      values->push_back(static_cast<float*>(variables->Now(i)->data()));
+      values->push_back(static_cast<Real*>(variables->Now(i)->data()));
     }
     return absl::OkStatus();
   }
@@ -209,7 +215,12 @@ class DynamicStepOp : public OpKernel {
   std::vector<VariableUse> uses_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfmemDynamicStep").Device(tensorflow::DEVICE_CPU), DynamicStepOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfmemDynamicStep").Device(tensorflow::DEVICE_CPU).TypeConstraint<float>("T"),
+    DynamicStepOp<float>);
+REGISTER_KERNEL_BUILDER(
+    Name("TfmemDynamicStep").Device(tensorflow::DEVICE_CPU).TypeConstraint<double>("T"),
+    DynamicStepOp<double>);
 
 }  // namespace
 }  // namespace tfmem

@@ -48,8 +48,8 @@ from custom_ops.expr.table import FLOAT_OPS
 
 Part = tuple[int, int, int]  # of a value: its position, the first number and how many
 
-SINKS = ("put_state", "put_loss", "put_output", "put_child", "outer", "column_sum", "put_lookup")
 MOST_WIDTH = 1 << 20
+OPEN_ROWS = 1 << 30  # of a parameter that has other rows in each batch (kOpenRows of ops/dynamic/execute.h)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ class Builder:
             raise DynamicError(f"{op} got {len(values)} values; expected {FLOAT_OPS[op].arity}")
         width = max(map(self.width, values))
         if any(self.width(value) not in {1, width} for value in values):
-            raise DynamicError(f"{op} of vectors of {' and '.join(str(self.width(value)) for value in values)} numbers")
+            widths = " and ".join(str(self.width(value)) for value in values)
+            raise DynamicError(f"{op} got vectors of {widths} numbers; expected one width")
         if op == "add":
             for value, other in (values, values[::-1]):
                 product = self.code[value]
@@ -222,6 +223,11 @@ class Builder:
     def product(self, parameter: int, value: int, transposed: bool) -> int:
         """A vector times a matrix, `value @ parameter`; or times its transpose, `parameter @ value`."""
         rows, columns = self.parameters[parameter].shape
+        if rows == OPEN_ROWS:
+            raise DynamicError(
+                f"input '{self.parameters[parameter].name}' has other rows in each batch; read one of them by "
+                "embedding_lookup or tf.gather, with an argument of the node"
+            )
         given, width = (columns, rows) if transposed else (rows, columns)
         if self.width(value) != given:
             raise DynamicError(
@@ -250,6 +256,11 @@ class Builder:
         """exp(x - max) over its sum; the maximum cancels, and so has no gradient."""
         exponentials = self._exponentials(value)[1]
         return self.elementwise("divide", exponentials, self.reduce_sum(exponentials))
+
+    def log_softmax(self, value: int) -> int:
+        """x - max - log(sum of exp(x - max))."""
+        shifted, exponentials = self._exponentials(value)
+        return self.elementwise("subtract", shifted, self.elementwise("log", self.reduce_sum(exponentials)))
 
     def cross_entropy(self, argument: int, logits: int) -> int:
         """The cross-entropy of a label, as TensorFlow's sparse_softmax_cross_entropy_with_logits."""

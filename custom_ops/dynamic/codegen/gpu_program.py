@@ -5,7 +5,7 @@ Beside what any kernel image says (`custom_ops.jit.image`):
 
     spec DIGEST             SHA-256 of the spec's text that it was made for
     processors N            CTAs of a launch
-    table N, words N        of the table and of the parameter (`custom_ops.dynamic.codegen.table`)
+    table N, words N        of the table and of the parameter (`custom_ops.dynamic.codegen.batch_table`)
     spilledK WIDTH...       of kind K: values that a batch's memory holds beside those that the spec keeps
     segments N
     segmentI KIND SECTION ROUND FIRST COUNT COST OUTPUTS DEPTH
@@ -21,7 +21,8 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 
-from custom_ops.dynamic.codegen.plan import Chip, Plan, cycles_of_a_node, holder, make_plan
+from custom_ops.dynamic.codegen.batch_table import Table, pointers_of
+from custom_ops.dynamic.codegen.on_chip import Chip, Plan, cycles_of_a_node, holder, make_plan
 from custom_ops.dynamic.codegen.segments import KindCode, Segment, kind_code
 from custom_ops.dynamic.codegen.source import (
     ENTRY,
@@ -34,7 +35,6 @@ from custom_ops.dynamic.codegen.source import (
     shared_bytes,
     tile_product,
 )
-from custom_ops.dynamic.codegen.table import Table, pointers_of
 from custom_ops.dynamic.codegen.values import Values
 from custom_ops.dynamic.sections import sections
 from custom_ops.dynamic.spec import Spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from custom_ops.expr.op import FRACTION, UNIT, Derivation, Op, choose, slope, within
+from custom_ops.expr.table_entry import FRACTION, UNIT, Derivation, Op, slope, where, within
 
 SELU_ABOVE, SELU_BELOW = 1.0507009873554805, 1.7580993408473769  # selu is these times x, and exp(x) - 1
 
@@ -48,9 +48,9 @@ OPS = (
        tf_ops=("Relu6",)),
     Op("softplus", 1, numpy=lambda x: np.logaddexp(x, 0), cuda="softplus({0})", cpp="Softplus(a)", vectorised=False,
        derivative=slope(lambda d: d.apply("sigmoid", d.x)), cost="activation", tf_ops=("Softplus",)),
-    Op("elu", 1, numpy=lambda x: choose(x > 0, x, np.expm1(x)), cuda="elu({0})", cpp="a < 0 ? std::expm1(a) : a",
+    Op("elu", 1, numpy=lambda x: where(x > 0, x, np.expm1(x)), cuda="elu({0})", cpp="a < 0 ? std::expm1(a) : a",
        vectorised=False, derivative=_elu, cost="activation", tf_ops=("Elu",)),
-    Op("selu", 1, numpy=lambda x: choose(x < 0, SELU_BELOW * np.expm1(x), SELU_ABOVE * x), cuda="selu({0})",
+    Op("selu", 1, numpy=lambda x: where(x < 0, SELU_BELOW * np.expm1(x), SELU_ABOVE * x), cuda="selu({0})",
        cpp=f"a < 0 ? Real({SELU_BELOW}) * std::expm1(a) : Real({SELU_ABOVE}) * a", vectorised=False, derivative=_selu,
        cost="activation", tf_ops=("Selu",)),
     Op("softsign", 1, numpy=lambda x: x / (np.abs(x) + 1), cuda="{0} / (absolute({0}) + 1.0{f})",

@@ -8,7 +8,18 @@ from math import inf
 
 import numpy as np
 
-from custom_ops.expr.op import NUMBERS, UNIT, Derivation, Interval, Op, choose, no_derivative, slope, unbounded, within
+from custom_ops.expr.table_entry import (
+    NUMBERS,
+    UNIT,
+    Derivation,
+    Interval,
+    Op,
+    no_derivative,
+    slope,
+    unbounded,
+    where,
+    within,
+)
 
 
 def _product(a: Interval, b: Interval) -> Interval:
@@ -81,21 +92,24 @@ OPS = (
     Op("power", 2, numpy=np.power, cuda="pow{f}({0}, {1})", cpp="std::pow(Flushed(a), Flushed(b))", vectorised=False,
        derivative=_power, cost="activation", ulps=8, tf_ops=("Pow",)),
     # 0 where the second argument is 0
-    Op("multiply_no_nan", 2, numpy=lambda x, y: choose(y == 0, 0 * y, x * y),
+    Op("multiply_no_nan", 2, numpy=lambda x, y: where(y == 0, 0 * y, x * y),
        cuda="{1} == 0.0{f} ? 0.0{f} : {0} * {1}", cpp="b == zero ? zero : a * b",
        derivative=lambda d: (d.apply("multiply_no_nan", d.adjoint, d.y), d.apply("multiply_no_nan", d.x, d.adjoint)),
        tf_ops=("MulNoNan",)),
     # 0 where the second argument is 0
-    Op("divide_no_nan", 2, numpy=lambda x, y: choose(y == 0, 0 * y, x / y), cuda="{1} == 0.0{f} ? 0.0{f} : {0} / {1}",
+    Op("divide_no_nan", 2, numpy=lambda x, y: where(y == 0, 0 * y, x / y), cuda="{1} == 0.0{f} ? 0.0{f} : {0} / {1}",
        cpp="b == zero ? zero : a / b", derivative=lambda d: _quotient(d, "divide_no_nan"), tf_ops=("DivNoNan",)),
     # 0 where the first argument is 0
-    Op("xdivy", 2, numpy=lambda x, y: choose(x == 0, 0 * x, x / y), cuda="{0} == 0.0{f} ? 0.0{f} : {0} / {1}",
+    Op("xdivy", 2, numpy=lambda x, y: where(x == 0, 0 * x, x / y), cuda="{0} == 0.0{f} ? 0.0{f} : {0} / {1}",
        cpp="a == zero ? a * zero : a / b", derivative=_xdivy, tf_ops=("Xdivy",)),
     Op("squared_difference", 2, numpy=lambda x, y: np.square(x - y), cuda="({0} - {1}) * ({0} - {1})",
        cpp="(a - b) * (a - b)", derivative=_squared_difference, dtypes=NUMBERS, wraps=True,
        tf_ops=("SquaredDifference",)),
     Op("negate", 1, numpy=np.negative, cuda="-{0}", cpp="-a", derivative=lambda d: (d.apply("negate", d.adjoint),),
        interval=lambda a: (-a[1], -a[0]), dtypes=NUMBERS, wraps=True, tf_ops=("Neg",)),
+    # the same number, which is a constant for the gradient
+    Op("stop_gradient", 1, numpy=lambda x: 1 * x, cuda="{0}", cpp="a", derivative=no_derivative,
+       interval=lambda a: a),
     Op("absolute", 1, numpy=np.abs, cuda="absolute({0})", cpp="Absolute(a)",
        derivative=slope(lambda d: d.apply("sign", d.x)), dtypes=NUMBERS, tf_ops=("Abs",)),
     Op("sign", 1, numpy=np.sign, cuda="sign({0})", cpp="a > zero ? one : (a < zero ? -one : Absolute(a))",

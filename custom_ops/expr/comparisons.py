@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from custom_ops.expr.op import BOOL, FRACTION, NUMBERS, Op, choose, hull, no_derivative, within
+from custom_ops.expr.table_entry import BOOL, FRACTION, NUMBERS, Op, hull, no_derivative, where, within
 
 # fmt: off
 OPS = (
@@ -16,7 +16,7 @@ OPS = (
     Op("equal", 2, numpy=np.equal, cuda="{0} == {1}", cpp="a == b", derivative=no_derivative,
        interval=within(FRACTION), dtypes=NUMBERS, comparison=True, commutative=True, tf_ops=("Equal",)),
     # a where c is not zero, else b: like SelectV2 it lets no NaN through from the side that is not chosen
-    Op("select", 3, numpy=lambda condition, a, b: choose(condition != 0, a, b), cuda="{0} ? {1} : {2}",
+    Op("select", 3, numpy=lambda condition, a, b: where(condition != 0, a, b), cuda="{0} ? {1} : {2}",
        cpp="a != zero ? b : c", derivative=lambda d: (None, d.where(d.x), d.where_not(d.x)),
        interval=lambda condition, a, b: hull(a, b), dtypes=NUMBERS + BOOL, tf_ops=("SelectV2", "Select")),
     Op("logical_and", 2, numpy=np.logical_and, cuda="{0} && {1}", cpp="a & b", derivative=no_derivative,

@@ -1,4 +1,4 @@
-"""The table of elementwise ops, and what they cost on a CPU, as a C++ header that the build writes.
+"""The table of elementwise ops, and what loops and tilings cost on devices, as a C++ header that the build writes.
 
 python -m custom_ops.expr.cpp > elementwise_ops.h
 """
@@ -8,22 +8,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from custom_ops.expr.op import BOOL, FLOATS, INTEGERS, Op
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import BOOL, FLOATS, INTEGERS, Op
 
 HEADER = "custom_ops/generated/elementwise_ops.h"  # the name by which it is included; BUILD has it as well
-CPU = Path(__file__).parents[1] / "devices" / "cpu.json"
+DEVICES = Path(__file__).parents[1] / "devices"
+CPU, GPU = DEVICES / "cpu.json", DEVICES / "h200.json"  # on which loops and tilings were measured
 _KINDS = {"kFloats": FLOATS, "kIntegers": INTEGERS, "kBools": BOOL}
 
 
 def header() -> str:
-    """Two lists of all ops, and one of costs, for macros that the readers define.
+    """Two lists of all ops, and two of costs, for macros that the readers define.
 
     TFMEM_ELEMENTWISE_OPS(X) has `X(enumerator, name, arity, kinds of dtypes, whether it compares, work)` for each op;
     the work of arithmetic is 1.
     TFMEM_ELEMENTWISE_KERNELS(VECTORS, COMPARISONS, NUMBERS) has `MACRO(enumerator, arity, kinds of dtypes, expression)`
     for each, by what its expression is: of vectors, a mask of vectors, or of numbers.
     TFMEM_CPU_COSTS(X) has `X(constant, value)` for each cost of `devices/cpu.json`.
+    TFMEM_TILING_COSTS(X) has the same for the tilings of products on tensor cores in `devices/h200.json`.
     """
     return "\n".join(
         [
@@ -38,7 +40,10 @@ def header() -> str:
             " \\\n".join(map(_kernel, TABLE.values())),
             "",
             "#define TFMEM_CPU_COSTS(X) \\",
-            " \\\n".join(f"  X({enumerator(name)}, {value:g})" for name, value in cpu_costs().items()),
+            " \\\n".join(map(_cost, cpu_costs().items())),
+            "",
+            "#define TFMEM_TILING_COSTS(X) \\",
+            " \\\n".join(map(_cost, tiling_costs().items())),
             "",
             "#endif  // TFMEM_CUSTOM_OPS_GENERATED_ELEMENTWISE_OPS_H_",
             "",
@@ -48,13 +53,26 @@ def header() -> str:
 
 def cpu_costs() -> dict[str, float]:
     """What the op library's own loops cost, which `python -m tfmem devices --measure` measures."""
-    costs = json.loads(CPU.read_text())["kernels"]
-    return {name: value for name, value in costs.items() if not name.startswith("_")}
+    return _numbers(json.loads(CPU.read_text())["kernels"])
+
+
+def tiling_costs() -> dict[str, float]:
+    """What a tiling of a product on tensor cores takes, by which `BestTiling` compares tilings."""
+    return _numbers(json.loads(GPU.read_text())["products"]["tiling"])
 
 
 def enumerator(name: str) -> str:
     """`multiply_no_nan` is kMultiplyNoNan."""
     return "k" + "".join(word.capitalize() for word in name.split("_"))
+
+
+def _numbers(costs: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in costs.items() if not name.startswith("_")}
+
+
+def _cost(named: tuple[str, float]) -> str:
+    name, value = named
+    return f"  X({enumerator(name)}, {value:g})"
 
 
 def _entry(op: Op) -> str:

@@ -1,8 +1,8 @@
 """What nodes compute, in CUDA C++ for NVRTC: declarations of values, for the writer of the kernel around them.
 
 A *port* is what writes that kernel: it knows where values come from and go to. The recurrent kernels' is
-`custom_ops.recurrent.codegen.elementwise`, whose values come from products, exchanges and registers; another walks over
-tensors.
+`custom_ops.recurrent.codegen.cell_functions`, whose values come from products, exchanges and registers; another walks
+over tensors.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from custom_ops.expr.nodes import Cast, Elementwise
-from custom_ops.expr.op import INTEGERS
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import INTEGERS
 
 # Half types are computed in float; their storage types are in kernels/common.cuh.
 HALF_TYPES = {"float16": "Half", "bfloat16": "Bfloat16"}

@@ -58,7 +58,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Random:
-    """Numbers of a stateless generator, whose state are tensors `key` and `counter`; `index` numbers them."""
+    """Numbers of a stateless generator, whose state are tensors `key` and `counter`; `index` numbers them. If both are
+    one tensor, it is a seed, of which the state is made."""
 
     dtype: str
     key: int

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from custom_ops.expr.op import Array
+from custom_ops.expr.table_entry import Array
 
 ROUNDS = 10
 FACTORS = (0xD2511F53, 0xCD9E8D57)
 STEPS = (0x9E3779B9, 0xBB67AE85)  # of the key, from round to round
+SCRAMBLE = 0x02461E293EC8F720  # the key with which seeds become keys and counters
 MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}  # bits
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -41,6 +42,15 @@ def philox(key: int, counter: tuple[int, int], groups: Array) -> list[Array]:
         ]
         keys = [(part + step) & 0xFFFFFFFF for part, step in zip(keys, STEPS, strict=True)]
     return words
+
+
+def seeded(seed: Array) -> tuple[Array, Array]:
+    """The key and the counter of a seed of two int64 numbers, as TensorFlow scrambles them (GenerateKey in
+    stateless_random_ops.cc): a generator whose counter is the seed gives four words, half of them for each."""
+    low, high = (int(number) & 0xFFFFFFFFFFFFFFFF for number in seed.reshape(-1))
+    words = [int(word[0]) for word in philox(SCRAMBLE, (low, high), np.zeros(1, np.int64))]
+    key, counter = words[0] | words[1] << 32, words[2] | words[3] << 32
+    return np.array([key], np.uint64), np.array([0, counter], np.uint64)
 
 
 def draw(dtype: str, key: Array, counter: Array, numbers: Array) -> Array:

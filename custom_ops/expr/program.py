@@ -50,7 +50,8 @@ The text, a line each, words separated by a space, no comments:
     random DTYPE KEY COUNTER INDEX
                                 numbers of a stateless generator (`philox.py`), numbered by one INDEX without nodes: in
                                 [0, 1), or all bits of an integer dtype; tensors KEY and COUNTER, of dtype uint64 and of
-                                1 and 2 numbers, are its state, which nothing else reads
+                                1 and 2 numbers, are its state, which nothing else reads; if both are one tensor, it is
+                                of int64 and 2 numbers, the seed of which the state is made
     cast DTYPE NODE             as TensorFlow casts
     reduce KIND NODE AXIS...    sum, mean, max, min, product (of numbers), any, all (of bool), over one axis or more;
                                 dot: a sum, of what a product of matrices adds up
@@ -93,8 +94,8 @@ from custom_ops.expr.nodes import (
     arguments_of,
     live_nodes,
 )
-from custom_ops.expr.op import BOOL, FLOATS, INTEGER_RANGES, INTEGERS, NUMBERS
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import BOOL, FLOATS, INTEGER_RANGES, INTEGERS, NUMBERS
 
 DTYPES = NUMBERS + BOOL
 # What readers take, see custom_ops/ops/cpu/axis_set.h and custom_ops/ops/cpu/expression.cc.
@@ -233,7 +234,9 @@ class Program:
         for node in self.nodes:
             if isinstance(node, Random):
                 key, counter = prod(shapes[node.key]), prod(shapes[node.counter])
-                if (key, counter) != (1, 2):
+                if node.key == node.counter and key != 2:
+                    raise ProgramError(f"a seed of {key} numbers; expected 2")
+                if node.key != node.counter and (key, counter) != (1, 2):
                     raise ProgramError(f"a key of {key} numbers and a counter of {counter}; expected 1 and 2")
                 low, _ = _range(node.index, sizes)
                 if low < 0:
@@ -296,7 +299,8 @@ def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
             return Type(program.tensors[tensor].dtype, axes(*varying))
         case Random(dtype=name, key=key, counter=counter, index=number):
             states = [tensor for tensor in (key, counter) if 0 <= tensor < len(program.tensors)]
-            of_state = [tensor for tensor in states if program.tensors[tensor].dtype == STATE]
+            wanted = "int64" if key == counter else STATE
+            of_state = [tensor for tensor in states if program.tensors[tensor].dtype == wanted]
             _require(len(of_state) == 2, what, f"tensors {key} and {counter} are no state of a random generator")
             _require(not number.nodes, what, "an index that is a value")
             return Type(dtype(name, NUMBERS), axes(*_terms_axes([number], what)))

@@ -9,10 +9,10 @@ import numpy as np
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr.nodes import Cast, Constant, Elementwise, Index, Input, Position, Random, Reduce
-from custom_ops.expr.op import INTEGERS, Array
-from custom_ops.expr.philox import draw
+from custom_ops.expr.philox import draw, seeded
 from custom_ops.expr.program import Program
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import INTEGERS, Array
 
 HALF_TYPES = ("float16", "bfloat16")
 
@@ -97,7 +97,8 @@ def _value(
         case Position(axis=axis):
             return position(axis)
         case Random(dtype=dtype, key=key, counter=counter, index=place):
-            found = draw(dtype, tensors[key], tensors[counter], indices(place, 1 << 62))
+            state = seeded(tensors[key]) if key == counter else (tensors[key], tensors[counter])
+            found = draw(dtype, *state, indices(place, 1 << 62))
             return found.astype(numpy_dtype(dtype), copy=False)
         case Cast(operand=operand):
             return values[operand]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from custom_ops.expr import activations, arithmetic, comparisons, transcendental
-from custom_ops.expr.op import FLOATS, Op
+from custom_ops.expr.table_entry import FLOATS, Op
 
 TABLE: dict[str, Op] = {
     op.name: op for module in (arithmetic, comparisons, transcendental, activations) for op in module.OPS

@@ -7,9 +7,9 @@ from typing import Any
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr.nodes import AxisTerm, Cast, Constant, Elementwise, Index, Input, Node, Position, Random, Reduce
-from custom_ops.expr.op import BOOL, INTEGERS
 from custom_ops.expr.program import Output, Program, Tensor
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import BOOL, INTEGERS
 from custom_ops.text_lines import joined, line, read_lines
 
 FORMAT = "program 1"

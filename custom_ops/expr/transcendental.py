@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from custom_ops.expr.op import UNIT, Derivation, Op, slope, within
+from custom_ops.expr.table_entry import UNIT, Derivation, Op, slope, within
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import Lock
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from tqdm import tqdm
@@ -18,14 +17,16 @@ from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positio
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.region import Kernel, Region, Shape
-from custom_ops.fusion.search.bench import FusionBench, candidates, point
+from custom_ops.fusion.search.bench import FusionBench, point
+from custom_ops.fusion.search.kernel_model import H200, surely_runs
+from custom_ops.fusion.search.ranking import Ranked, Ranking
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.nvrtc import CompileSource
-from custom_ops.timing.tune import Trial, fastest, tune
+from custom_ops.timing.tuner import Trial, fastest, known, tune
 
 TYPICAL = 128  # a size that is known when the kernel runs, where one is chosen for it
 
@@ -56,45 +57,67 @@ class FusionProgram:
         return self.image.to_text(dict(self.description))
 
 
-def by_model(processors: int) -> Choose:
-    """The best ranked configuration, for a GPU with so many multiprocessors: the same in every process."""
-    ranking = Lock()
+def by_model(processors: int, ranking: Ranking | None = None) -> Choose:
+    """The best ranked configuration, for a GPU with so many multiprocessors: the same in every process.
+
+    Nothing is launched before the step runs it. So a kernel comes first whose CTAs are sure to run at once.
+    """
+    ranking, gpu = ranking or Ranking(), replace(H200, processors=processors)
 
     def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
-        with ranking:
-            ranked = candidates(pattern, processors)(point(shapes))
+        ranked = ranking(pattern, shapes, processors)
         if not ranked:
             raise KernelError("no template fits it")
-        return ranked[0][0]
+        wide = positions(pattern, shapes) >= NARROW
+        sure = (found for found, _ in ranked if surely_runs(make(pattern, found, wide=wide), shapes, gpu))
+        return next(sure, ranked[0][0])
 
     return choose
 
 
-def timed(device: Device, cache: Cache, top: int | None) -> Callable[[Pattern, Shapes], Trial[Configuration, str]]:
-    """The fastest of the `top` best ranked, with its time on a device, or found in the cache.
+def by_cache(device: Device, cache: Cache, top: int | None, ranking: Ranking) -> Choose:
+    """The fastest of those that were timed before, by `timed`; else the best ranked. Nothing is timed."""
+    best_ranked = by_model(device.processors, ranking)
 
-    What it gives raises KernelError where no kernel of a pattern compiles and runs. One thread ranks at a time: ranking
-    runs Python, and a thread that trains meanwhile needs the interpreter as well.
+    def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
+        bench, where = _bench(pattern, shapes, device, cache), point(shapes)
+        trials = known(bench, cache, [where], top)
+        return fastest(bench, trials, where).configuration if trials else best_ranked(pattern, shapes)
+
+    return choose
+
+
+def timed(
+    device: Device, cache: Cache, top: int | None, ranking: Ranking | None = None
+) -> Callable[[Pattern, Shapes], Sequence[Trial[Configuration, str]]]:
+    """The `top` best ranked, the best one first, with their times on a device, or found in the cache.
+
+    What it gives raises KernelError where no kernel of a pattern compiles and runs.
     """
-    ranking = Lock()
+    ranking = ranking or Ranking()
 
-    def found(pattern: Pattern, shapes: Shapes) -> Trial[Configuration, str]:
-        bench, where = FusionBench(pattern, device, cache, positions(pattern, shapes) >= NARROW), point(shapes)
-        listed = candidates(pattern, device.processors)
+    def found(pattern: Pattern, shapes: Shapes) -> Sequence[Trial[Configuration, str]]:
+        def ranked(_: str) -> Ranked:
+            return ranking(pattern, shapes, device.processors)
 
-        def ranked(where: str) -> Sequence[tuple[Configuration, float]]:
-            with ranking:
-                return listed(where)
-
-        return fastest(bench, tune(bench, ranked, cache, [where], top, progress=False), where)
+        return tune(_bench(pattern, shapes, device, cache), ranked, cache, [point(shapes)], top, progress=False)
 
     return found
 
 
-def by_tuner(device: Device, cache: Cache, top: int | None) -> Choose:
+def _bench(pattern: Pattern, shapes: Shapes, device: Device, cache: Cache) -> FusionBench:
+    return FusionBench(pattern, device, cache, positions(pattern, shapes) >= NARROW)
+
+
+def fastest_trial(trials: Sequence[Trial[Configuration, str]]) -> Trial[Configuration, str]:
+    """The fastest of trials at one point, of which one ran at least."""
+    return min(trials, key=lambda trial: trial.measured)
+
+
+def by_tuner(device: Device, cache: Cache, top: int | None, ranking: Ranking | None = None) -> Choose:
     """The fastest that is timed; see `timed`."""
-    fastest_of = timed(device, cache, top)
-    return lambda pattern, shapes: fastest_of(pattern, shapes).configuration
+    trials_of = timed(device, cache, top, ranking)
+    return lambda pattern, shapes: fastest_trial(trials_of(pattern, shapes)).configuration
 
 
 def build(

@@ -33,8 +33,8 @@ from dataclasses import replace
 from custom_ops.errors import RegionError
 from custom_ops.expr import text as program_text
 from custom_ops.expr.program import Program
-from custom_ops.fusion.check import check
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Step, TensorType, View
+from custom_ops.fusion.region_check import check
 from custom_ops.text_lines import joined, line, read_lines
 
 FORMAT = "region 1"

@@ -77,7 +77,7 @@ def _spans(pattern: Pattern) -> list[str]:
     """The numbers of elements of roots, and of whole tensors, of which a root may read a part."""
     ranks = [tensor.rank for tensor in pattern.original.tensors]
     tensors = [f"{number}:0:{rank - 1}" for number, rank in enumerate(ranks) if rank]
-    roots = ["*".join(_size(pattern, axis) for axis in root.axes) for root in pattern.roots if root.axes]
+    roots = ["*".join(_size(pattern, axis) for axis in axes) for axes in pattern.spans]
     return list(dict.fromkeys([*tensors, *roots]))
 
 

@@ -101,13 +101,11 @@ class FusionKernel:
             KernelError: they are not those that the kernel was made for.
         """
         pattern = self.plan.pattern
-        pattern.original.sizes(shapes)  # raises where shapes do not fit each other
-        merged = pattern.merged(shapes)
-        for number, (shape, known) in enumerate(zip(merged, pattern.shapes, strict=True)):
+        fitted = pattern.fitted(shapes)
+        for number, (shape, known) in enumerate(zip(fitted.shapes, pattern.shapes, strict=True)):
             if any(size is not None and size != found for size, found in zip(known, shape, strict=True)):
                 raise KernelError(f"tensor {number} has shape {tuple(shapes[number])}; the kernel was made for {known}")
-        sizes = pattern.program.sizes(merged)
-        most = positions(pattern, shapes)
+        sizes, most = fitted.sizes, fitted.positions
         if most >= NARROW and not self.wide:
             raise KernelError(f"{most:,} elements are more than 32-bit indices reach: write the kernel with `wide`")
         counts = [self._count(piece, sizes) for piece in self.plan.pieces]
@@ -159,13 +157,11 @@ class FusionKernel:
         fitted = list(counts)
         for phase in range(self.plan.phases):
             here = [number for number, piece in enumerate(self.plan.pieces) if piece.phase == phase]
-            total = sum(counts[number] for number in here)
-            for number in here:
-                slabs = self.plan.pieces[number].slabs
-                if total > resident:
-                    fitted[number] = max(slabs, counts[number] * resident // total // slabs * slabs)
-            if sum(fitted[number] for number in here) > resident:
+            slabs = [self.plan.pieces[number].slabs for number in here]
+            if sum(slabs) > resident:
                 raise KernelError(f"a phase of {len(here)} pieces does not fit {resident} CTAs at once")
+            for number, count in zip(here, fit([counts[number] for number in here], slabs, resident), strict=True):
+                fitted[number] = count
         return fitted
 
     def _scratch(self, sizes: Sequence[int], counts: Sequence[int]) -> list[int]:
@@ -188,10 +184,27 @@ def positions(pattern: Pattern, shapes: Sequence[Sequence[int]]) -> int:
     Raises:
         ProgramError: the shapes do not fit the program.
     """
-    sizes = pattern.program.sizes(pattern.merged(shapes))
-    of_roots = (prod(sizes[axis] for axis in root.axes) for root in pattern.roots)
-    of_outputs = (prod(sizes[axis] for axis in output.axes) for output in pattern.program.outputs)
-    return max([*map(prod, shapes), *of_outputs, *of_roots])
+    return pattern.fitted(shapes).positions
+
+
+def fit(counts: Sequence[int], slabs: Sequence[int], resident: int) -> list[int]:
+    """Fewer CTAs of each of several pieces, so that all run at once; as fusion_kernel.cc has it.
+
+    Args:
+        counts: CTAs that the pieces want.
+        slabs: a piece has a multiple of so many, and these at least.
+        resident: CTAs that run at once, at least the sum of `slabs`.
+    """
+    total = sum(counts)
+    if total <= resident:
+        return list(counts)
+    fitted = [max(each, count * resident // total // each * each) for count, each in zip(counts, slabs, strict=True)]
+    over = sum(fitted) - resident  # a share below one slab was rounded up: pieces with the most CTAs give way
+    for piece in sorted(range(len(counts)), key=lambda piece: -fitted[piece]):
+        fewer = min(-(-max(over, 0) // slabs[piece]) * slabs[piece], fitted[piece] - slabs[piece])
+        fitted[piece] -= fewer
+        over -= fewer
+    return fitted
 
 
 def make(pattern: Pattern, configuration: Configuration, wide: bool = False, entry: str = ENTRY) -> FusionKernel:

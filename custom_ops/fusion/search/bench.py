@@ -1,4 +1,4 @@
-"""Times fusion kernels on a device, for the tuner (`custom_ops/timing/tune.py`)."""
+"""Times fusion kernels on a device, for the tuner (`custom_ops/timing/tuner.py`)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from custom_ops.errors import KernelError
 from custom_ops.expr import reference
-from custom_ops.expr.op import FLOATS
 from custom_ops.expr.reference import numpy_dtype
+from custom_ops.expr.table_entry import FLOATS
 from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.search.model import H200, Gpu, ranked
+from custom_ops.fusion.search.kernel_model import H200, Gpu, ranked
 from custom_ops.fusion.search.space import kernels, layouts
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.device import Device
 from custom_ops.jit.launch import Enqueue, Kernel, Module
-from custom_ops.timing.tune import Measured
+from custom_ops.timing.tuner import Measured
 
 CHECKED = 1 << 16  # elements of all tensors and outputs, at most, for results to be compared with the definition
 EXACT, ROUNDED = 1e-4, 4e-3  # what results may be off by; the latter of products in TF32
@@ -156,12 +156,10 @@ class FusionBench:
         with self._device.turn(), contextlib.closing(Module(image.code, self._device.driver)) as module:
             compiled = Kernel(image, module)
             with contextlib.closing(Launcher(kernel, compiled, self._device)) as launcher:
-                milliseconds = self._timed(launcher, shapes_of(where))
+                milliseconds, found = self._timed(launcher, shapes_of(where))
+        if found:  # compared after the turn, for which steps wait
+            self._require_right(found, shapes_of(where))
         return Measured(1e6 * milliseconds, compiled.registers, compiled.local)
-
-    def turn(self) -> contextlib.AbstractContextManager[None]:
-        """See `tune.Bench`."""
-        return self._device.turn()
 
     def kind(self, configuration: Configuration) -> Hashable:
         """The owners of rows, and how many phases; without the numbers."""
@@ -182,7 +180,14 @@ class FusionBench:
     def _image(self, kernel: FusionKernel) -> Any:
         return kernel.image(self._device.arch, self._cache, self._device.compile_source)
 
-    def _timed(self, launcher: Launcher, shapes: Sequence[tuple[int, ...]]) -> float:
+    def _require_right(self, found: Sequence[NDArray[Any]], shapes: Sequence[tuple[int, ...]]) -> None:
+        program = self._pattern.original
+        dtypes = [tensor.dtype for tensor in program.tensors]
+        tensors = [np.resize(_sample(dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        _require_right(found, reference.run(program, tensors), ROUNDED if self._pattern.tiles else EXACT)
+
+    def _timed(self, launcher: Launcher, shapes: Sequence[tuple[int, ...]]) -> tuple[float, list[NDArray[Any]]]:
+        """Milliseconds, and the results where they are few."""
         program, device = self._pattern.original, self._device
         sizes = program.sizes(shapes)
         dtypes = [tensor.dtype for tensor in program.tensors]
@@ -193,12 +198,11 @@ class FusionBench:
         try:
             enqueue = launcher.prepare(shapes, given, made)
             enqueue(device.stream)
+            found = []
             if sum(map(prod, (*shapes, *outputs))) <= CHECKED:
                 empty = [np.empty(shape, dtype) for shape, dtype in zip(outputs, made_of, strict=True)]
                 found = [device.download(place, output) for place, output in zip(made, empty, strict=True)]
-                tensors = [np.resize(_sample(dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
-                _require_right(found, reference.run(program, tensors), ROUNDED if self._pattern.tiles else EXACT)
-            return device.time(lambda: enqueue(device.stream))
+            return device.time(lambda: enqueue(device.stream)), found
         finally:
             for place in [*given, *made]:
                 device.free(place)

@@ -19,7 +19,7 @@ from custom_ops.errors import KernelError
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
 from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
-from custom_ops.fusion.codegen.plan.access import lies_along
+from custom_ops.fusion.codegen.plan.addresses import lies_along
 from custom_ops.fusion.codegen.plan.contraction import CHUNK, EACH, LANES, TENSOR_ROWS, Tile
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.mapping import TILE, WARP
@@ -237,12 +237,22 @@ class Templates:
         if not rows:
             return "", "CTA"
         inside = [root for root in group if _kind(root, rows) == "row"]
+        if self._marked(inside):
+            return self._by_threads()
         axes = {axis for root in inside for axis in root.axes}
         longest = max((self._count(set(root.axes) - rows) for root in inside), default=1)
         last = self.pattern.in_order(axes | rows)[-1]
         nested = any(_kind(root, rows) == "nested" for root in group)
         row, within = self._owner(rows, longest, strided=last in rows and longest > 1, alone=not nested)
         return row, self._split(rows, longest, row, within)
+
+    def _marked(self, roots: Sequence[Root]) -> bool:
+        """Whether threads of this layout go through the marked numbers of sums of segments (`plan/segment_ids.py`)."""
+        few = not self.layout.split and self.layout.each == self.layout.vector
+        return few and any(root.reduced and root.node in self.pattern.segments for root in roots)
+
+    def _by_threads(self) -> tuple[str, str]:
+        return f"GRID_{self.layout.ctas}-CTA_{self.layout.threads}", "THREAD"
 
     def _owner(self, rows: frozenset[int], longest: int, strided: bool, alone: bool) -> tuple[str, str]:
         threads, ctas = self.layout.threads, self.layout.ctas
@@ -251,7 +261,7 @@ class Templates:
             return f"GRID_{ctas}-CTA_{at_once}-WARP_{threads // at_once}", "WARP"
         share = round_up_pow2(-(-longest // self.layout.each))
         if share == 1 and alone:
-            return f"GRID_{ctas}-CTA_{threads}", "THREAD"
+            return self._by_threads()
         if share < WARP:
             return f"GRID_{ctas}-CTA_{threads // max(share, 4)}", "CTA"
         return (f"GRID_{ctas}-WARP_{threads // WARP}" if share == WARP else f"GRID_{ctas}"), "CTA"
@@ -304,6 +314,9 @@ class Templates:
             return self._schedule(root, lambda axis: flat)
         if not root.kept:
             return self._schedule(root, lambda axis: flat if self.layout.split else "CTA")
+        if self._marked([root]):
+            row, inside = self._by_threads()
+            return self._schedule(root, lambda axis: row if axis in root.kept else inside)
         rows, columns = frozenset(root.kept), self.pattern.in_order(root.axes)[-1] in root.kept
         longest = self._count(root.reduced)
         row, inside = self._owner(rows, longest, strided=columns, alone=True)

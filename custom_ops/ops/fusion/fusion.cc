@@ -89,6 +89,8 @@ REGISTER_OP("TfmemFusion")
     .Attr("programs: list(string) = []")
     .Attr("images: list(func) = []")
     .Attr("time_products: bool = false")
+    .Attr("keep_memory: bool = true")
+    .Attr("dry_run: bool = false")
     // An op with variables has to be stateful, as TensorFlow's ops of variables are. Without them,
     // this only keeps it from being merged with another one.
     .SetIsStateful()
@@ -105,13 +107,18 @@ programs: for a GPU, for each kernel of the region how it is launched, as
 images: the functions that hold the code of the programs (custom_ops/image_functions.py).
 time_products: for a GPU, whether the algorithms of its products may be timed when it first runs
   with given shapes. Not where op determinism is on.
+keep_memory: on a CPU, whether the memory of a run may wait for the next one.
+dry_run: whether the region's variables stay as they are.
 )doc");
 
 class FusionOp : public OpKernel {
  public:
   explicit FusionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_VALUE(std::unique_ptr<CompiledRegion> compiled, ctx, ReadFusionRegion(ctx));
-    runner_ = std::make_unique<RegionRunner>(std::move(compiled));
+    bool keep_memory = true, dry_run = false;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("keep_memory", &keep_memory));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dry_run", &dry_run));
+    runner_ = std::make_unique<RegionRunner>(std::move(compiled), keep_memory, dry_run);
   }
 
   void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, runner_->Run(ctx)); }

@@ -175,6 +175,36 @@ bool FusionKernel::MayShare(int tensor, int output) const {
   return std::count(in_place.begin(), in_place.end(), std::make_pair(tensor, output)) > 0;
 }
 
+// Fewer CTAs, so that those of each phase run at once; any number computes the same.
+absl::Status FusionKernel::Fit(int64_t resident, std::vector<int64_t>* ctas) const {
+  std::map<int, std::vector<size_t>> phases;
+  for (size_t i = 0; i < pieces.size(); ++i) phases[pieces[i].phase].push_back(i);
+  for (auto& [phase, here] : phases) {
+    int64_t total = 0, over = -resident;
+    for (size_t i : here) total += (*ctas)[i];
+    if (total <= resident) continue;
+    for (size_t i : here) {
+      const int64_t slabs = pieces[i].slabs;
+      (*ctas)[i] = std::max(slabs, (*ctas)[i] * resident / total / slabs * slabs);
+      over += (*ctas)[i];
+    }
+    // a share below one slab was rounded up: those with the most give way
+    std::stable_sort(here.begin(), here.end(),
+                     [&](size_t a, size_t b) { return (*ctas)[a] > (*ctas)[b]; });
+    for (size_t i : here) {
+      const int64_t slabs = pieces[i].slabs, wanted = std::max<int64_t>(over, 0);
+      const int64_t fewer = std::min((wanted + slabs - 1) / slabs * slabs, (*ctas)[i] - slabs);
+      (*ctas)[i] -= fewer;
+      over -= fewer;
+    }
+    if (over > 0) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "it needs ", resident + over, " CTAs at once; this GPU runs ", resident, " of them"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<KernelLaunch> FusionKernel::Launch(const std::vector<Shape>& shapes,
                                                   int64_t resident) const {
   for (const std::vector<KernelSize>& span : spans) {
@@ -195,23 +225,7 @@ absl::StatusOr<KernelLaunch> FusionKernel::Launch(const std::vector<Shape>& shap
     if (!count.ok() || count.value() > kMostOfASize) return TooLarge();
     ctas.push_back(count.value());
   }
-  std::map<int, int64_t> totals;  // of phases
-  for (size_t i = 0; i < pieces.size(); ++i) totals[pieces[i].phase] += ctas[i];
-  if (image.cooperative) {
-    std::map<int, int64_t> fitted;
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      const KernelPiece& piece = pieces[i];
-      if (const int64_t total = totals[piece.phase]; total > resident) {
-        const int64_t share = ctas[i] * resident / total / piece.slabs * piece.slabs;
-        ctas[i] = std::max(piece.slabs, share);
-      }
-      if ((fitted[piece.phase] += ctas[i]) > resident) {
-        return absl::FailedPreconditionError(absl::StrCat("it needs ", fitted[piece.phase],
-                                                          " CTAs at once; this GPU runs ", resident,
-                                                          " of them"));
-      }
-    }
-  }
+  if (image.cooperative) TFMEM_RETURN_IF_ERROR(Fit(resident, &ctas));
   KernelLaunch launch;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const bool beside = i > 0 && pieces[i - 1].phase == pieces[i].phase && !single;

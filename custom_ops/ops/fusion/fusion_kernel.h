@@ -70,6 +70,9 @@ struct FusionKernel {
   // For tensors of these shapes; `resident`: CTAs that run at once. FailedPrecondition if it cannot
   // be launched so.
   absl::StatusOr<KernelLaunch> Launch(const std::vector<Shape>& shapes, int64_t resident) const;
+
+ private:
+  absl::Status Fit(int64_t resident, std::vector<int64_t>* ctas) const;
 };
 
 }  // namespace tfmem

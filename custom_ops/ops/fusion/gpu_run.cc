@@ -182,21 +182,26 @@ absl::StatusOr<std::unique_ptr<GpuRegionRunner>> GpuRegionRunner::Create(
   std::unique_ptr<GpuRegionRunner> runner(new GpuRegionRunner(std::move(compiled), name));
   const Region& region = runner->compiled_->region;
   TFMEM_RETURN_IF_ERROR(ctx->GetAttr("time_products", &runner->time_products_));
+  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("dry_run", &runner->dry_run_));
   TFMEM_ASSIGN_OR_RETURN(const std::vector<ProgramText> texts, ReadPrograms(ctx));
-  size_t count = 0;
+  std::vector<const Expression*> programs;  // of the steps that are kernels
   for (const RegionStep& step : region.steps) {
     if (step.kind == Kind::kCall && !step.variables.empty()) {
       return absl::UnimplementedError(absl::StrCat(
           "call of ", step.op, ": a region on a GPU calls nothing that takes variables"));
     }
-    if (step.kind != Kind::kKernel) continue;
-    if (++count > texts.size()) continue;
-    const ProgramText& text = texts[count - 1];
-    TFMEM_ASSIGN_OR_RETURN(FusionKernel kernel, FusionKernel::Read(text.header, text.code,
-                                                                   region.programs[step.program]));
-    runner->kernels_.push_back(std::move(kernel));
+    if (step.kind == Kind::kKernel) programs.push_back(&region.programs[step.program]);
   }
-  if (count == texts.size()) return runner;
+  const size_t count = programs.size();
+  for (size_t i = 0; i < texts.size() && count > 0; ++i) {
+    if (i % count == 0) runner->kernels_.emplace_back();
+    TFMEM_ASSIGN_OR_RETURN(FusionKernel kernel, FusionKernel::Read(texts[i].header, texts[i].code,
+                                                                   *programs[i % count]));
+    runner->kernels_.back().push_back(std::move(kernel));
+  }
+  if (count == 0) runner->kernels_.emplace_back();
+  const bool whole = count == 0 ? texts.empty() : !texts.empty() && texts.size() % count == 0;
+  if (whole) return runner;
   return absl::InvalidArgumentError(absl::StrCat(
       "'", name, "' (TfmemFusion) has ", texts.size(), " programs for a GPU, expected ", count,
       ": run tfmem.optimize on the machine with this GPU, or place the op on ", "the CPU"));
@@ -213,7 +218,7 @@ absl::Status GpuRegionRunner::Run(OpKernelContext* ctx, cuda::Stream stream) {
                                reinterpret_cast<cuda::DevicePointer>(from), bytes, stream);
     return absl::OkStatus();
   };
-  RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses, copy);
+  RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses, copy, dry_run_);
   TFMEM_RETURN_IF_ERROR(variables.Open());
   TFMEM_ASSIGN_OR_RETURN(const std::shared_ptr<GpuPlan> plan,
                          PlanFor(ctx, link, stream, variables));
@@ -224,23 +229,35 @@ absl::Status GpuRegionRunner::Run(OpKernelContext* ctx, cuda::Stream stream) {
 absl::Status GpuRegionRunner::Load(GpuLink* link) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!loaded_.empty()) return absl::OkStatus();
+  std::string reasons;
+  for (const std::vector<FusionKernel>& kernels : kernels_) {
+    absl::StatusOr<std::vector<LoadedKernel>> loaded = Loaded(link, kernels);
+    if (loaded.ok()) {
+      loaded_ = *std::move(loaded);
+      return absl::OkStatus();
+    }
+    if (!absl::IsFailedPrecondition(loaded.status())) return loaded.status();
+    absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", loaded.status().message());
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", name_, "' (TfmemFusion) has a program that does not run on this GPU (", reasons,
+      "): run tfmem.optimize on the machine with this GPU, or name its compute capability in ",
+      "architectures, or place the op on the CPU"));
+}
+
+// What is for another GPU fails its precondition.
+absl::StatusOr<std::vector<LoadedKernel>> GpuRegionRunner::Loaded(
+    GpuLink* link, const std::vector<FusionKernel>& kernels) const {
   std::vector<LoadedKernel> loaded;
-  auto description = kernels_.begin();
+  auto description = kernels.begin();
   for (const RegionStep& step : compiled_->region.steps) {
     LoadedKernel& made = loaded.emplace_back();
     if (step.kind != Kind::kKernel) continue;
-    absl::StatusOr<std::unique_ptr<GpuKernel>> kernel = GpuKernel::Load(link, description->image);
-    if (absl::IsFailedPrecondition(kernel.status())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "'", name_, "' (TfmemFusion) has a program that does not run on this GPU (",
-          kernel.status().message(), "): run tfmem.optimize on the machine with this GPU, or ",
-          "place the op on the CPU"));
-    }
-    if (!kernel.ok()) return kernel.status();
-    made = {&*description++, *std::move(kernel)};
+    TFMEM_ASSIGN_OR_RETURN(std::unique_ptr<GpuKernel> kernel,
+                           GpuKernel::Load(link, description->image));
+    made = {&*description++, std::move(kernel)};
   }
-  loaded_ = std::move(loaded);
-  return absl::OkStatus();
+  return loaded;
 }
 
 absl::StatusOr<std::shared_ptr<GpuPlan>> GpuRegionRunner::PlanFor(

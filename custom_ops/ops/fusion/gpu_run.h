@@ -27,7 +27,7 @@ struct GpuPlan {
 class GpuRegionRunner {
  public:
   // Reads the attributes `programs` and `images`: a kernel for each step of the region that is one,
-  // in their order.
+  // in their order; and the same for other GPUs behind them.
   static absl::StatusOr<std::unique_ptr<GpuRegionRunner>> Create(
       tensorflow::OpKernelConstruction* ctx, std::unique_ptr<const CompiledRegion> compiled);
 
@@ -41,6 +41,8 @@ class GpuRegionRunner {
   GpuRegionRunner(std::unique_ptr<const CompiledRegion> compiled, std::string name)
       : compiled_(std::move(compiled)), name_(std::move(name)) {}
   absl::Status Load(GpuLink* link);
+  absl::StatusOr<std::vector<LoadedKernel>> Loaded(GpuLink* link,
+                                                   const std::vector<FusionKernel>& kernels) const;
   absl::StatusOr<std::shared_ptr<GpuPlan>> PlanFor(tensorflow::OpKernelContext* ctx, GpuLink* link,
                                                    cuda::Stream stream,
                                                    const RegionVariables& variables);
@@ -48,7 +50,8 @@ class GpuRegionRunner {
   const std::unique_ptr<const CompiledRegion> compiled_;
   const std::string name_;
   bool time_products_ = false;
-  std::vector<FusionKernel> kernels_;
+  bool dry_run_ = false;
+  std::vector<std::vector<FusionKernel>> kernels_;  // for each kind of GPU
   std::mutex mutex_;
   std::vector<LoadedKernel> loaded_;  // of each step of the region; empty until it first runs
   RecentShapes<std::shared_ptr<GpuPlan>> known_;

@@ -214,7 +214,7 @@ absl::Status CpuSteps::PrepareCall(int step, const std::vector<TensorShape>& val
 int CpuSteps::UsefulThreads() const { return work_ns_ < cpu_costs::kWakingNs ? 1 : threads_; }
 
 absl::Status RegionRunner::Run(OpKernelContext* ctx) {
-  RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses);
+  RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses, nullptr, dry_run_);
   TFMEM_RETURN_IF_ERROR(variables.Open());
   TFMEM_ASSIGN_OR_RETURN(std::unique_ptr<RegionFrame> frame, TakeFrame(ctx, variables));
   CpuExecution execution(*compiled_, ctx, &variables, frame.get());
@@ -285,7 +285,7 @@ absl::StatusOr<std::unique_ptr<RegionFrame>> RegionRunner::MakeFrame(
 }
 
 void RegionRunner::GiveBack(std::unique_ptr<RegionFrame> frame) {
-  if (frame->known->shapes.arena_bytes > kMostIdleBytes) return;
+  if (!keep_memory_ || frame->known->shapes.arena_bytes > kMostIdleBytes) return;
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [key, known] : known_.all()) {
     if (known.shapes != frame->known) continue;

@@ -73,8 +73,10 @@ struct RegionFrame {
 
 class RegionRunner {
  public:
-  explicit RegionRunner(std::unique_ptr<const CompiledRegion> compiled)
-      : compiled_(std::move(compiled)) {}
+  // `keep_memory`: whether an arena may wait for the next run. Under a memory budget none may.
+  // `dry_run`: whether variables stay as they are.
+  RegionRunner(std::unique_ptr<const CompiledRegion> compiled, bool keep_memory, bool dry_run)
+      : compiled_(std::move(compiled)), keep_memory_(keep_memory), dry_run_(dry_run) {}
 
   // Inputs, variables and outputs are those of `ctx`. Runs may overlap.
   absl::Status Run(tensorflow::OpKernelContext* ctx);
@@ -92,6 +94,8 @@ class RegionRunner {
   void GiveBack(std::unique_ptr<RegionFrame> frame);
 
   const std::unique_ptr<const CompiledRegion> compiled_;
+  const bool keep_memory_;
+  const bool dry_run_;
   std::mutex mutex_;
   RecentShapes<Known> known_;
 };

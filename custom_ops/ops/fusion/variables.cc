@@ -155,10 +155,11 @@ absl::Status RegionVariables::Read(int variable, bool while_locked, Tensor* valu
 
 bool RegionVariables::MayWrite(int variable) const {
   const Found& found = found_[variable];
-  return found.locked && found.alone && found.variable->tensor()->RefCountIsOne();
+  return !dry_run_ && found.locked && found.alone && found.variable->tensor()->RefCountIsOne();
 }
 
 absl::Status RegionVariables::Assign(int variable, Tensor value) {
+  if (dry_run_) return absl::OkStatus();
   Var* var = found_[variable].variable.get();
   Tensor* held = var->tensor();
   if (held->dtype() != value.dtype()) {

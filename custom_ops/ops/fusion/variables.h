@@ -36,9 +36,10 @@ class RegionVariables {
  public:
   // Variable i of the region is input `first` + i of the op.
   // `copy` copies bytes to memory of the op's device; without one, by the processor.
+  // `dry_run`: what is assigned is dropped, and every variable stays as it is.
   RegionVariables(tensorflow::OpKernelContext* ctx, int first, absl::Span<const VariableUse> uses,
-                  CopyBytes copy = nullptr)
-      : ctx_(ctx), first_(first), uses_(uses), copy_(std::move(copy)) {}
+                  CopyBytes copy = nullptr, bool dry_run = false)
+      : ctx_(ctx), first_(first), uses_(uses), copy_(std::move(copy)), dry_run_(dry_run) {}
   ~RegionVariables() { Unlock(); }
 
   // Finds, reads and locks. FailedPrecondition with TensorFlow's words if a variable that is read
@@ -73,6 +74,7 @@ class RegionVariables {
   const int first_;
   const absl::Span<const VariableUse> uses_;
   const CopyBytes copy_;
+  const bool dry_run_;
   struct Found {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
     bool locked = false;       // as it, or another name of it, is in order_

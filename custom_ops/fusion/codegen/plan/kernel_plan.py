@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from custom_ops.errors import KernelError
-from custom_ops.fusion.codegen.plan.access import vector_width
+from custom_ops.fusion.codegen.plan.addresses import vector_width
 from custom_ops.fusion.codegen.plan.contraction import Tile
 from custom_ops.fusion.codegen.plan.mapping import WARP, Mapping, Owner, Way, mapping
 from custom_ops.fusion.codegen.plan.pattern import Pattern, Root
-from custom_ops.fusion.codegen.plan.template import parse
+from custom_ops.fusion.codegen.plan.segment_ids import Segments
+from custom_ops.fusion.codegen.plan.template import Schedule, parse
 
 MOST_THREADS = 1024
 
@@ -189,8 +190,16 @@ def _mapped(pattern: Pattern, configuration: Configuration) -> tuple[list[Root],
     if missing:
         raise KernelError(f"the template has no schedule of {sorted(missing)}")
     roots.sort(key=_order)
-    found = {root.name: mapping(pattern, root, schedules[root.name], configuration.threads) for root in roots}
-    return roots, found
+    return roots, {root.name: _mapping(pattern, root, schedules[root.name], configuration.threads) for root in roots}
+
+
+def _mapping(pattern: Pattern, root: Root, schedule: Schedule, threads: int) -> Mapping:
+    """See `mapping`; found once for equal schedules."""
+    key = ("mapping", schedule, threads)
+    if key not in pattern.found:
+        pattern.found[key] = mapping(pattern, root, schedule, threads)
+    found: Mapping = pattern.found[key]
+    return found
 
 
 def _order(root: Root) -> tuple[bool, int]:
@@ -304,6 +313,17 @@ def own_values(plan: Plan, piece: Piece) -> set[int]:
     return {root.node for root in piece.roots if root.output is None and not plan.mappings[root.name].partial}
 
 
+def counted(pattern: Pattern, piece: Piece, loop: Loop) -> Segments | None:
+    """What a loop counts whose threads go through marked numbers alone; None: they go through all."""
+    if piece.owner.kind != "thread" or piece.slabs > 1 or not piece.rows or not loop.axes or loop.serial:
+        return None
+    found = {pattern.segments.get(root.node) if root.output is None else None for root in loop.roots}
+    only = found.pop() if len(found) == 1 else None
+    if only is None or not set(pattern.program.types[only.ids].axes) <= set(loop.axes):
+        return None
+    return only if all(set(root.kept) == set(piece.rows) for root in loop.roots) else None
+
+
 def tile_axes(plan: Plan, piece: Piece) -> tuple[tuple[int, ...], ...]:
     """Batch, rows and columns of the products of a piece."""
     return plan.pattern.tiles[piece.roots[0].name][0].form
@@ -316,10 +336,10 @@ def _check(made: Plan) -> None:
             for root in loop.roots:
                 found = made.mappings[root.name]
                 if found.over_rows and root.kept:
-                    if set(root.kept) != set(loop.axes) or made.pattern.static(loop.axes) is None:
+                    if root.kept != loop.axes or made.pattern.static(loop.axes) is None:
                         raise KernelError(
                             f"{root.name} adds up rows: the sums that a CTA has are along axes {root.kept}; expected "
-                            f"all axes within the row, {loop.axes}, of known sizes"
+                            f"all axes within the row, {loop.axes}, in this order and of known sizes"
                         )
                     if piece.owner.kind == "strided":
                         raise KernelError(f"{root.name}: rows that lie across warps are not added up")

@@ -3,20 +3,23 @@ kernels are made of, its sub-roots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Constant, Input, Reduce, arguments_of
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import to_text
-from custom_ops.fusion.codegen.plan.collapse import Groups, collapse, grouped, open_sizes
 from custom_ops.fusion.codegen.plan.contraction import MOST_COLUMNS, Contraction, contraction_of
+from custom_ops.fusion.codegen.plan.pattern_axes import Groups, collapse, grouped, open_sizes
+from custom_ops.fusion.codegen.plan.segment_ids import Segments, segments_of
 from custom_ops.jit.cache import digest
 
 Shape = tuple[int | None, ...]  # None: known when the kernel runs
+_NONE = frozenset[int]()
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,25 @@ class Root:
     axes: tuple[int, ...]
     reduced: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def kept(self) -> tuple[int, ...]:
         """The axes of what it computes."""
         return tuple(axis for axis in self.axes if axis not in self.reduced)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A pattern for tensors of given shapes.
+
+    Attributes:
+        shapes: as the pattern's program has them.
+        sizes: of all of its axes.
+        positions: the most that an index runs over.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    positions: int
 
 
 @dataclass(frozen=True)
@@ -151,6 +169,21 @@ class Pattern:
         return {each.node: each for each in found if each is not None}
 
     @cached_property
+    def segments(self) -> dict[int, Segments]:
+        """The sums of segments, by their nodes."""
+        found = ((root.node, segments_of(self.program, root.node)) for root in self.roots if root.reduced)
+        return {place: each for place, each in found if each is not None}
+
+    @cached_property
+    def spans(self) -> list[tuple[int, ...]]:
+        """Axes of positions that one index runs over. No loop goes through results and numbers of a sum of segments at
+        once, which together are far more than any tensor has."""
+        found = []
+        for root in self.roots:
+            found += [root.kept, root.reduced] if root.reduced and root.node in self.segments else [root.axes]
+        return [axes for axes in found if axes]
+
+    @cached_property
     def tiles(self) -> dict[str, tuple[Contraction, int]]:
         """The roots that can be computed in tiles of a product of matrices: contractions; reductions over the columns
         of their results, where those are few (a softmax); and outputs that read such, along all axes of a result. Each
@@ -224,12 +257,41 @@ class Pattern:
 
     def needs(self, root: Root, known: Collection[int] = ()) -> list[int]:
         """The values that computing a root takes where those of `known` are there: all but constants."""
-        there = frozenset(known) - ({root.node} if root.output is None else set())
+        there = frozenset(known) if known else _NONE
+        if root.output is None and root.node in there:
+            there -= {root.node}
         key = (self.start(root), there)
         if key not in self._needed:
             found = self.closure([self.start(root)], lambda place: place in there)
             self._needed[key] = [place for place in found if not isinstance(self.program.nodes[place], Constant)]
         return self._needed[key]
+
+    def fitted(self, shapes: Sequence[Sequence[int]]) -> Fitted:
+        """What follows from the shapes of given tensors; found once for equal ones.
+
+        Raises:
+            ProgramError: they do not fit the program.
+        """
+        key = tuple(map(tuple, shapes))
+        if key not in self._fitted:
+            self.original.sizes(shapes)  # raises where shapes do not fit each other
+            merged = tuple(self.merged(shapes))
+            sizes = self.program.sizes(merged)
+            axes = [*self.spans, *(output.axes for output in self.program.outputs)]
+            counts = [prod(sizes[axis] for axis in each) for each in axes]
+            self._fitted[key] = Fitted(merged, sizes, max([*map(prod, shapes), *counts]))
+        return self._fitted[key]
+
+    @cached_property
+    def _fitted(self) -> dict[tuple[tuple[int, ...], ...], Fitted]:
+        """What `fitted` found."""
+        return {}
+
+    @cached_property
+    def found(self) -> dict[Hashable, Any]:
+        """What other modules found of this pattern and look for again: thousands of kernels of one pattern share most
+        of their parts."""
+        return {}
 
     @cached_property
     def _needed(self) -> dict[tuple[int, frozenset[int]], list[int]]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Constant, Elementwise, Input, Position, Random, arguments_of
 from custom_ops.expr.table import TABLE
-from custom_ops.fusion.codegen.plan.access import is_packed
+from custom_ops.fusion.codegen.plan.addresses import is_packed
 from custom_ops.fusion.codegen.plan.contraction import CHUNK, LANES, Contraction, Tile
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Piece, Plan, own_values
+from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Piece, Plan, counted, own_values
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, WARP
 
@@ -50,11 +50,19 @@ class Kept:
 
 
 def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
-    """What to keep; `own` are values that the piece has at hand anyway.
+    """What to keep, found once for equal pieces; `own` are values that the piece has at hand anyway.
 
     Raises:
         KernelError: what is added up over rows does not fit.
     """
+    key = ("kept", piece.rows, piece.owner, piece.slabs, piece.loops, frozenset(own))
+    if key not in pattern.found:
+        pattern.found[key] = _kept(pattern, piece, own)
+    found: Kept = pattern.found[key]
+    return found
+
+
+def _kept(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
     banned: set[int] = set()
     elements = [_elements(pattern, piece, loop) for loop in piece.loops]
     sums = _sums(pattern, piece, elements)
@@ -210,7 +218,7 @@ def _sums(pattern: Pattern, piece: Piece, elements: list[int]) -> int:
 
 def _elements(pattern: Pattern, piece: Piece, loop: Loop) -> int:
     size = pattern.static(loop.axes)
-    if size is None or not loop.axes or loop.way != "flat" or piece.slabs > 1:
+    if size is None or not loop.axes or loop.way != "flat" or piece.slabs > 1 or counted(pattern, piece, loop):
         return 0
     at_once = piece.owner.threads * loop.vector
     count = -(-size // at_once) * loop.vector

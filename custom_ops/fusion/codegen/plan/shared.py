@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from custom_ops.expr.cuda import C_TYPES
 from custom_ops.expr.nodes import arguments_of
 from custom_ops.fusion.codegen.plan.dominance import DominanceTree
-from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan
+from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan, counted
 from custom_ops.fusion.codegen.plan.mapping import TILE, WARP, Mapping
 from custom_ops.fusion.codegen.plan.pattern import Pattern, Root
 
@@ -227,7 +227,8 @@ def _exchange(plan: Plan, piece: Piece) -> int:
     over_rows = any(plan.mappings[root.name].over_rows for root in roots)
     numbers = any(not plan.pattern.program.types[place].axes for place in piece.combined)
     by_cta = piece.owner.kind == "cta" and (piece.combined or any(root.reduced for root in roots))
-    return 8 * (threads // WARP) if over_rows or numbers or by_cta else 0
+    marked = any(counted(plan.pattern, piece, loop) for loop in piece.loops)
+    return 8 * (threads // WARP) if over_rows or numbers or by_cta or marked else 0
 
 
 def _aligned(size: int) -> int:

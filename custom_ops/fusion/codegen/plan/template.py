@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias, cast
 
 from custom_ops.errors import KernelError
@@ -85,9 +86,7 @@ def parse(text: str) -> Template:
     for found in _SCHEDULE.finditer(compact):
         if found.start() != end:
             break
-        root, attributes, shared = found.groups()
-        given = tuple(map(_attribute, attributes.split(","))) if attributes else ()
-        schedules.append(Schedule(root, given, shared == "S"))
+        schedules.append(_schedule(*found.groups()))
         end = found.end()
     if end != len(compact) or not schedules:
         raise KernelError(
@@ -96,6 +95,13 @@ def parse(text: str) -> Template:
     return Template(tuple(schedules))
 
 
+@lru_cache(maxsize=1 << 14)
+def _schedule(root: str, attributes: str, shared: str) -> Schedule:
+    given = tuple(map(_attribute, attributes.split(","))) if attributes else ()
+    return Schedule(root, given, shared == "S")
+
+
+@lru_cache(maxsize=1 << 10)
 def _attribute(text: str) -> Attribute:
     levels = []
     words = text.split("-")

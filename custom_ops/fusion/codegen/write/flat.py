@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from custom_ops.fusion.codegen.plan.access import product
+from custom_ops.fusion.codegen.plan.addresses import product
 from custom_ops.fusion.codegen.write.piece import Elements, PieceWriter
 from custom_ops.fusion.codegen.write.values import Names
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from custom_ops.expr.nodes import Reduce
-from custom_ops.fusion.codegen.plan.access import At, offset_along, product
+from custom_ops.fusion.codegen.plan.addresses import At, offset_along, product
 from custom_ops.fusion.codegen.plan.arguments import accumulator, storage
 from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan, own_values
 from custom_ops.fusion.codegen.plan.pattern import Root

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
 from custom_ops.expr.nodes import Input
-from custom_ops.fusion.codegen.plan.access import At, is_packed, lies_along, product
+from custom_ops.fusion.codegen.plan.addresses import At, is_packed, lies_along, product
 from custom_ops.fusion.codegen.plan.arguments import accumulator
 from custom_ops.fusion.codegen.plan.contraction import LANES, Contraction
 from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Plan, tile_axes

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from custom_ops.expr.cuda import C_TYPES
 from custom_ops.expr.nodes import Input
-from custom_ops.fusion.codegen.plan.access import offset_along, product
+from custom_ops.fusion.codegen.plan.addresses import offset_along, product
 from custom_ops.fusion.codegen.plan.arguments import accumulator, storage
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Plan
+from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Plan, counted
 from custom_ops.fusion.codegen.plan.pattern import Root
 from custom_ops.fusion.codegen.plan.registers import keep
 from custom_ops.fusion.codegen.plan.shared import array_axes, array_size, is_array, shared_plan
+from custom_ops.fusion.codegen.write.marked_loop import marked_loop
 from custom_ops.fusion.codegen.write.piece import Elements, PieceWriter, first_of, if_, used
 from custom_ops.fusion.codegen.write.values import Names, axis_name, positions
 
@@ -109,8 +110,6 @@ class RowWriter(PieceWriter):
             for root in self._over_rows(loop):
                 if root.kept:
                     size = self.pattern.static(loop.axes)
-                    axes = self.pattern.program.types[root.node].axes
-                    assert axes == loop.axes or len(axes) == 1, "parts are in the order of the loop's axes"
                     form = f"{self.values.operation(root.node)}, {self.owner.rows}, {self.owner.threads}, {loop.vector}"
                     parts = f"parts_{root.node} + Index(cta) * {size}"
                     lines.append(f"leave_parts<{form}>({parts}, {size}, sums_{root.node}, exchange);")
@@ -225,6 +224,9 @@ class RowWriter(PieceWriter):
         reduced = [root for root in loop.roots if root.node in self.own and root.reduced]
         split = [root for root in loop.roots if root.output is None and self.plan.mappings[root.name].over_slabs]
         lines = [*before, *(self.start_sum(root.node) for root in [*reduced, *split])]
+        if marked := counted(self.pattern, self.piece, loop):
+            lines += marked_loop(self, loop, marked, row, self.active)
+            return lines + [line for root in reduced for line in self._finished(root.node, f"sum_{root.node}", row)]
         lines += [*meet, *self._positions(number, loop, row), *meet]
         self.arrays.update({root.node: self.array(root.node) for root in arrays})
         for root in reduced:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from custom_ops.expr.cuda import C_TYPES
-from custom_ops.fusion.codegen.plan.access import offset_along, product
+from custom_ops.fusion.codegen.plan.addresses import offset_along, product
 from custom_ops.fusion.codegen.plan.arguments import storage
 from custom_ops.fusion.codegen.plan.mapping import TILE, WARP
 from custom_ops.fusion.codegen.plan.pattern import Root

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from custom_ops.expr.cuda import C_TYPES, emit_cuda, literal
 from custom_ops.expr.nodes import Constant, Input, Position, Random, Reduce
-from custom_ops.fusion.codegen.plan.access import (
+from custom_ops.fusion.codegen.plan.addresses import (
     At,
     in_step,
     index_text,
@@ -95,8 +95,8 @@ class Values:
                 return literal(value, dtype)
             case Position(dtype=dtype, axis=axis):
                 return f"static_cast<{C_TYPES[dtype]}>({axis_name(axis)})"
-            case Random(dtype=dtype, key=key, counter=counter):
-                return f"drawn<{storage(dtype)}>(tensor_{key}, tensor_{counter}, {number_of(node, axis_name)})"
+            case Random(dtype=dtype):
+                return f"drawn<{storage(dtype)}>({_state(node)}, {number_of(node, axis_name)})"
             case Input():
                 return self._element(node, names)
             case Reduce() if not self.pattern.reduces(place):
@@ -148,7 +148,7 @@ class Values:
                 lines.append(f"const auto pack_{number} = {text};")
                 found[number] = f"pack_{number}.at[j]"
             elif isinstance(node, Random) and width > 1 and in_step(node, axis, width):
-                state = f"tensor_{node.key}, tensor_{node.counter}, {number_of(node, at)}"
+                state = f"{_state(node)}, {number_of(node, at)}"
                 lines.append(f"const auto pack_{number} = drawn<{storage(node.dtype)}, {width}>({state});")
                 found[number] = f"pack_{number}.at[j]"
             elif isinstance(node, Reduce) and self._is_saved_along(number, axis, width):
@@ -201,3 +201,9 @@ def positions(pattern: Pattern, axes: Sequence[int], index: str, name: Callable[
         lines.append(f"const Index {name(axis)} = {text};")
         inner.insert(0, pattern.size(axis))
     return lines[::-1]
+
+
+def _state(node: Random) -> str:
+    """A generator's state, or the seed of which it is made."""
+    tensors = dict.fromkeys((node.key, node.counter))
+    return ", ".join(f"tensor_{tensor}" for tensor in tensors)

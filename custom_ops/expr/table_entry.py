@@ -143,6 +143,6 @@ class Op:
     reversed_tf_ops: tuple[str, ...] = ()
 
 
-def choose(condition: Any, a: Any, b: Any) -> Array:
+def where(condition: Any, a: Any, b: Any) -> Array:
     """`a` where the condition holds, else `b`."""
     return np.where(condition, a, b)

@@ -15,12 +15,13 @@ from custom_ops.expr.nodes import Elementwise, Input, Random
 from custom_ops.expr.philox import group_size
 from custom_ops.expr.table import TABLE
 from custom_ops.fusion.codegen.kernel import FusionKernel
-from custom_ops.fusion.codegen.plan.access import in_step, lies_along
+from custom_ops.fusion.codegen.plan.addresses import in_step, lies_along
 from custom_ops.fusion.codegen.plan.arguments import storage
 from custom_ops.fusion.codegen.plan.contraction import CHUNK, LANES, Tile
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Piece, tile_axes
+from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Piece, counted, tile_axes
 from custom_ops.fusion.codegen.plan.pattern import Root
 from custom_ops.fusion.codegen.plan.registers import ahead, ctas_at_once, keep, lane_rows
+from custom_ops.fusion.codegen.plan.segment_ids import CHUNK_OPERATIONS
 from custom_ops.fusion.codegen.plan.shared import SIZES, shared_bytes
 
 
@@ -65,20 +66,30 @@ IN_FLIGHT = 4  # loads of one thread that wait at the same time
 
 def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H200) -> float:
     """Nanoseconds that a kernel takes for tensors of these shapes."""
+    resident = _resident(kernel, gpu)
     try:
-        launch = kernel.launch(shapes, _resident(kernel, gpu))
+        launch = kernel.launch(shapes, resident)
     except KernelError:  # more slabs than CTAs that are sure to run at once: with few registers more of them do
         launch = kernel.launch(shapes)
     total = gpu.launch
     counts = [count for _, count in launch.of_pieces]
     for phase in range(kernel.plan.phases):
         numbers = [i for i, piece in enumerate(kernel.plan.pieces) if piece.phase == phase]
-        found = [_Cost(kernel, i, counts, launch.sizes, gpu) for i in numbers]
+        found = [_Cost(kernel, i, counts, launch.sizes, resident, gpu) for i in numbers]
         moved = max([sum(cost.at_full_rate() for cost in found), *(cost.moving() for cost in found)])
         waited = max(cost.waiting() for cost in found)
         total += max(moved, waited) + NOT_HIDDEN * min(moved, waited) + max(cost.combining() for cost in found)
     barrier = gpu.grid_barrier if kernel.plan.cooperative else gpu.cta_barrier
     return total + (kernel.plan.phases - 1) * barrier
+
+
+def surely_runs(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H200) -> bool:
+    """Whether CTAs that wait for each other are sure to run at once; of others only the compiled kernel tells."""
+    try:
+        kernel.launch(shapes, _resident(kernel, gpu))
+    except KernelError:
+        return False
+    return True
 
 
 def _resident(kernel: FusionKernel, gpu: Gpu) -> int:
@@ -91,14 +102,20 @@ class _Cost:
     """The cost of one piece."""
 
     def __init__(
-        self, kernel: FusionKernel, number: int, counts: Sequence[int], sizes: Sequence[int], gpu: Gpu
+        self,
+        kernel: FusionKernel,
+        number: int,
+        counts: Sequence[int],
+        sizes: Sequence[int],
+        resident: int,
+        gpu: Gpu,
     ) -> None:
-        """`counts`: the CTAs of each piece."""
+        """`counts`: the CTAs of each piece; `resident`: those that are sure to run at once."""
         self.plan, self.piece, self.sizes, self.gpu = kernel.plan, kernel.plan.pieces[number], sizes, gpu
         self.counts, self.ctas = counts, counts[number]
         self.pattern = kernel.plan.pattern
         threads = kernel.plan.configuration.threads
-        self.resident = min(self.ctas, _resident(kernel, gpu))
+        self.resident = min(self.ctas, resident)
         own = {root.node for root in self.piece.roots if root.output is None}
         self.kept, self.ahead = (frozenset[int](),) * len(self.piece.loops), 0
         if self.piece.looped:
@@ -147,6 +164,8 @@ class _Cost:
             positions = prod(self.sizes[axis] for axis in loop.axes)
             turns = -(-positions // (piece.owner.threads * loop.vector * piece.slabs))
             turns *= prod(self.sizes[axis] for axis in loop.serial)
+            if counted(self.pattern, piece, loop):
+                turns = -(-positions // self.threads)
             reads = any(isinstance(node, Input) for node in self._nodes(loop, kept))
             load = (gpu.latency if loop is piece.loops[0] else gpu.cache_latency) * reads * max(1.0, turns / IN_FLIGHT)
             if loop is piece.loops[0] and self.ahead:
@@ -221,6 +240,11 @@ class _Cost:
         types = self.pattern.program.types
         for loop, kept in zip(self.piece.loops, self.kept, strict=True):
             axes = {*self.piece.rows, *loop.axes, *loop.serial}
+            marked = counted(self.pattern, self.piece, loop)
+            if marked:
+                looked_at = prod(self.sizes[axis] for axis in axes) / self.threads
+                operations += CHUNK_OPERATIONS * looked_at
+                axes -= {marked.axis}
             for node in self._nodes(loop, kept):
                 if isinstance(node, Input):
                     size = self._read(self.piece, loop, node, axes)

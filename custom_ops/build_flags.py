@@ -43,12 +43,6 @@ def extension_headers() -> list[Path]:
     return sorted((PACKAGE / "extension").glob("*.h"))
 
 
-def object_stem(source: Path) -> str:
-    """The name of a source's object file, without its ending: ops/cpu/tile.cc has "cpu.tile"."""
-    folder = source.parent.name
-    return source.stem if folder == "ops" else f"{folder}.{source.stem}"
-
-
 def write_generated() -> None:
     """Writes the headers that are generated, if they are not there as they would be written now."""
     from custom_ops.expr import cpp  # NumPy is only found once TensorFlow is

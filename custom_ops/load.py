@@ -237,6 +237,26 @@ class Library:
         """
         return LinkBandwidth(*self._measure("tfmem_link_bandwidth", 4, ctypes.c_int(device), size))
 
+    def links_bandwidth(self, devices: Sequence[int], size: int = 256 << 20) -> list[tuple[float, float]]:
+        """Measures the links of several GPUs, as the driver counts them, while all are busy in both directions. Blocks.
+
+        Allocates 2 * `size` bytes on each GPU, beside TensorFlow's own memory, and as much on the host.
+
+        Returns:
+            Bytes a second to the host and to the device, for each GPU.
+
+        Raises:
+            OpLibraryError: there is no such GPU, or no memory left on one.
+        """
+        values = (ctypes.c_double * (2 * len(devices)))()
+        ordinals = (ctypes.c_int * len(devices))(*devices)
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        count, capacity = ctypes.c_int64(len(devices)), ctypes.c_int64(_ERROR_BYTES)
+        measure = self._functions.tfmem_links_bandwidth
+        if measure(ordinals, count, ctypes.c_int64(size), values, error, capacity) != 0:
+            raise OpLibraryError(f"bandwidth test failed: {error.value.decode(errors='replace')}")
+        return list(zip(values[::2], values[1::2], strict=True))
+
     def spill_bandwidth(self, directory: str = "", size: int = 64 << 20) -> SpillBandwidth:
         """Measures a spill directory with one file of `size` bytes. Blocks.
 

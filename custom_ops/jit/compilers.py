@@ -1,4 +1,7 @@
-"""NVRTC in several processes at once: it compiles one source at a time in each, whatever its threads."""
+"""Other processes that compile, and do other work that would keep this one's interpreter busy.
+
+NVRTC compiles one source at a time in each process, whatever its threads.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from custom_ops.background import POLL, has_ended
@@ -30,7 +34,7 @@ WORDS = 2000  # characters of what a process said when it died
 
 
 class Compilers:
-    """A `CompileSource`: any thread may call it, and so many sources are compiled at once.
+    """A `CompileSource`, and a `Run` of other functions: any thread may call them, and so many run at once.
 
     A process is started when there is a source for it, and ends when this object goes, or, while it compiles, when the
     program ends. What a compiler does to its process costs that source alone. Where no process can be started, this one
@@ -54,21 +58,28 @@ class Compilers:
         Raises:
             KernelError: as there, or how the process that compiled it died, or the program has ended.
         """
-        task = source, arch, features, contract
+        return bytes(self.run(nvrtc.compile_source, source, arch, features, contract))
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of some module gives in another process; its arguments and its result are pickled.
+
+        Raises:
+            KernelError: the function raised one, or its process died, or the program has ended.
+        """
         with self._room:
             if has_ended():
                 raise KernelError(ENDED)
             process = self._begun()
             if process is None:
-                return nvrtc.compile_source(*task)
-            answer = process.ask((task, self._seconds))
+                return function(*arguments)
+            answer = process.ask(((function, arguments), self._seconds))
             if answer is None:
                 raise KernelError(process.death(self._seconds))
             self._idle.append(process)
-        compiled, found = answer
-        if not compiled:
+        done, found = answer
+        if not done:
             raise KernelError(found)
-        return bytes(found)
+        return found
 
     def _begun(self) -> _Process | None:
         """A process that waits for a task; None if none can be started."""
@@ -161,13 +172,13 @@ def main() -> None:
         answers.flush()
 
 
-def _answer(asked: Any) -> tuple[bool, bytes | str]:
+def _answer(asked: Any) -> tuple[bool, Any]:
     if asked is None:
         return True, b""
-    task, seconds = asked
+    (function, arguments), seconds = asked
     signal.alarm(seconds)  # ends the process even while it is inside the compiler
     try:
-        return True, nvrtc.compile_source(*task)
+        return True, function(*arguments)
     except KernelError as error:
         return False, str(error)
     finally:

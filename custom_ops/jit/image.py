@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
@@ -19,13 +20,14 @@ class KernelImage:
     """A compiled kernel.
 
     Attributes:
-        arch: the exact compute capability (90 for 9.0).
+        arch: the compute capability (90 for 9.0): the exact one of a cubin, the least of PTX.
         entry: name of the kernel.
         threads: of a CTA.
-        code: a cubin.
+        code: a cubin, or PTX.
         shared: bytes of dynamic shared memory of a CTA.
         cluster: CTAs of a thread-block cluster; 1: none.
         cooperative: whether all CTAs of a launch have to run at once.
+        kind: "cubin", for one compute capability, or "ptx", which the driver compiles for that one and all later.
     """
 
     arch: int
@@ -35,6 +37,7 @@ class KernelImage:
     shared: int = 0
     cluster: int = 1
     cooperative: bool = False
+    kind: Literal["cubin", "ptx"] = "cubin"
 
     @cached_property
     def digest(self) -> str:
@@ -44,7 +47,7 @@ class KernelImage:
     def to_text(self, more: Mapping[str, int | str] | None = None) -> str:
         """All but the code, and what an op adds: lines "key value"."""
         values: dict[str, int | str] = {
-            "kind": "cubin",  # the op library takes PTX, too
+            "kind": self.kind,
             "arch": self.arch,
             "entry": self.entry,
             "threads": self.threads,

@@ -30,18 +30,36 @@ def compile_source(source: str, arch: int, features: str = "", contract: bool = 
         KernelError: NVRTC is missing, does not know `arch`, or rejects the source; with its own words.
     """
     nvrtc = _nvrtc()
+    options = compile_options(arch, features, contract)
+    return _compiled(source, options, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+
+
+def compile_ptx(source: str, arch: int, features: str = "", contract: bool = True) -> bytes:
+    """The PTX of `source`, which drivers compile for compute capability `arch` and all later ones.
+
+    Raises:
+        KernelError: see `compile_source`.
+    """
+    nvrtc = _nvrtc()
+    options = [f"--gpu-architecture=compute_{arch}", *compile_options(arch, features, contract)[1:]]
+    return _compiled(source, options, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+
+
+def _compiled(source: str, options: list[str], size: Callable[..., Any], read: Callable[..., Any]) -> bytes:
+    nvrtc = _nvrtc()
     names, texts = zip(*sorted(headers().items()), strict=True)
     encoded = [text.encode() for text in texts], [name.encode() for name in names]
     program = _checked(
         nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), b"recurrent.cu", len(names), encoded[0], encoded[1])
     )
     try:
-        options = [option.encode() for option in compile_options(arch, features, contract)]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        given = [option.encode() for option in options]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise KernelError(f"NVRTC {compiler_version()} rejects a kernel for {arch / 10}:\n{_log(nvrtc, program)}")
-        image = b" " * _checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
-        _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, image))
+            target = options[0].rpartition("=")[2]
+            raise KernelError(f"NVRTC {compiler_version()} rejects a kernel for {target}:\n{_log(nvrtc, program)}")
+        image = b" " * _checked(nvrtc, size(program))
+        _checked(nvrtc, read(program, image))
         return image
     finally:
         nvrtc.nvrtcDestroyProgram(program)

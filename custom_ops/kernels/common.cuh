@@ -8,7 +8,7 @@ namespace tfmem {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// The kernel's parameter (custom_ops/recurrent/program.py lists the words).
+// The kernel's parameter (custom_ops/recurrent/gpu_program.py lists the words).
 template <int WORDS>
 struct Parameters {
   Word word[WORDS];

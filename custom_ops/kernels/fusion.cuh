@@ -214,6 +214,31 @@ __device__ __forceinline__ T reduce_strided(T value, char* exchange) {
   return total;
 }
 
+// ---- Numbers that count
+
+// Marks the threads of the CTA for which `near` holds; false if there is none. `exchange` is shared
+// memory for a number of each warp, which all threads may read until they call this again.
+template <int THREADS>
+__device__ __forceinline__ bool mark(bool near, char* exchange) {
+  if (!__syncthreads_or(near)) return false;
+  const unsigned of_warp = reduce_lanes<Sum, kWarp>(near ? 1u << (threadIdx.x % kWarp) : 0u);
+  unsigned* marks = reinterpret_cast<unsigned*>(exchange);
+  if (threadIdx.x % kWarp == 0) marks[threadIdx.x / kWarp] = of_warp;
+  __syncthreads();
+  return true;
+}
+
+// The first marked thread from `thread` on; THREADS if there is none.
+template <int THREADS>
+__device__ __forceinline__ int next_marked(const char* exchange, int thread) {
+  const unsigned* marks = reinterpret_cast<const unsigned*>(exchange);
+  for (; thread < THREADS; thread = (thread / kWarp + 1) * kWarp) {
+    const unsigned left = marks[thread / kWarp] >> (thread % kWarp);
+    if (left) return thread + __ffs(static_cast<int>(left)) - 1;
+  }
+  return THREADS;
+}
+
 // ---- Parts that CTAs leave
 
 // The parts first, first + step, ... of `count`, which lie `stride` numbers apart.

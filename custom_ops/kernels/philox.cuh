@@ -32,6 +32,20 @@ __device__ __forceinline__ Group philox(const Word* key, const Word* counter, Wo
   return {{a, b, c, d}};
 }
 
+// The state that TensorFlow makes of a seed of two numbers: four words of a generator whose counter
+// the seed is.
+struct Seeded {
+  Word key, counter[2];
+  __device__ __forceinline__ explicit Seeded(const long long* seed) {
+    const Word scramble = 0x02461e293ec8f720ull;
+    const Word numbers[2] = {static_cast<Word>(seed[0]), static_cast<Word>(seed[1])};
+    const Group group = philox(&scramble, numbers, 0);
+    key = Word(group.at[1]) << 32 | group.at[0];
+    counter[0] = 0;
+    counter[1] = Word(group.at[3]) << 32 | group.at[2];
+  }
+};
+
 // For storage type T: how many numbers a group gives, what is computed with, and number `lane`.
 // The mantissa's bits are random, and 1 is subtracted, which is exact.
 template <class T>
@@ -113,6 +127,18 @@ template <class T>
 __device__ __forceinline__ typename Draws<T>::Number drawn(const Word* key, const Word* counter,
                                                            Word number) {
   return drawn<T, 1>(key, counter, number).at[0];
+}
+
+template <class T, int WIDTH>
+__device__ __forceinline__ Pack<typename Draws<T>::Number, WIDTH> drawn(const long long* seed,
+                                                                        Word first) {
+  const Seeded state(seed);
+  return drawn<T, WIDTH>(&state.key, state.counter, first);
+}
+
+template <class T>
+__device__ __forceinline__ typename Draws<T>::Number drawn(const long long* seed, Word number) {
+  return drawn<T, 1>(seed, number).at[0];
 }
 
 }  // namespace tfmem

@@ -123,6 +123,19 @@ int tfmem_link_bandwidth(int ordinal, int64_t bytes, double* bandwidth, char* er
   return 0;
 }
 
+// bandwidth: of each of `count` GPUs to host and to device, while all of them are busy in both
+// directions; bytes/s.
+int tfmem_links_bandwidth(const int* ordinals, int64_t count, int64_t bytes, double* bandwidth,
+                          char* error, int64_t capacity) {
+  const auto result = tfmem::MeasureLinksTogether({ordinals, static_cast<size_t>(count)}, bytes);
+  if (!result.ok()) return Fail(result.status(), error, capacity);
+  for (const tfmem::BusyBandwidth& link : *result) {
+    *bandwidth++ = link.to_host;
+    *bandwidth++ = link.to_device;
+  }
+  return 0;
+}
+
 // values: bytes available, bytes there at all; INT64_MAX where the system does not say.
 void tfmem_host_memory(const char* root, int64_t* values) {
   const tfmem::HostMemory memory = tfmem::ReadHostMemory(root);

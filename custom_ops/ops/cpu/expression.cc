@@ -93,7 +93,7 @@ class ExpressionParser {
                        [&](Index& index) { return ReadIndex(true, node, &index); });
   }
 
-  // random DTYPE KEY COUNTER INDEX
+  // random DTYPE KEY COUNTER INDEX; the key is the counter: it is a seed
   bool ReadRandom(ExpressionNode* node) {
     node->kind = Kind::kRandom;
     const size_t tensors = expression_.tensors.size();
@@ -101,8 +101,10 @@ class ExpressionParser {
         !in_.Below(tensors, &node->counter)) {
       return false;
     }
+    const bool seeded = node->tensor == node->counter;
     for (int tensor : {node->tensor, node->counter}) {
-      if (expression_.tensors[tensor].state) continue;
+      const ExpressionTensor& state = expression_.tensors[tensor];
+      if (seeded ? !state.state && state.dtype == DType::kInt64 : state.state) continue;
       return in_.Wrong("tensor ", tensor, " is no state of a random generator");
     }
     return ReadIndex(false, node, &node->index.emplace_back());

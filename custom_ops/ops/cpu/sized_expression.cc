@@ -232,7 +232,9 @@ class Sizing {
   absl::Status AddRandom(const ExpressionNode& node, SizedNode* sized) {
     const int64_t key = CountNumbers(shapes_[node.tensor]);
     const int64_t counter = CountNumbers(shapes_[node.counter]);
-    if (key != 1 || counter != 2) {
+    if (node.tensor == node.counter) {
+      if (key != 2) return WrongSize("a seed has ", key, " numbers; expected 2");
+    } else if (key != 1 || counter != 2) {
       return WrongSize("a random generator has a key of ", key, " numbers and a counter of ",
                        counter, "; expected 1 and 2");
     }

@@ -236,7 +236,8 @@ const void* TensorPort::Load(const TileRange& range, const void* tensor, void* t
 
 void TensorPort::Draw(const TileRange& range, const uint64_t* key, const uint64_t* counter,
                       void* tile, const InstructionSet& kernels) const {
-  const RandomState state{key[0], counter[0], counter[1]};
+  const RandomState state =
+      key == counter ? SeededState(key) : RandomState{key[0], counter[0], counter[1]};
   const int64_t bytes = TileBytes(dtype_);
   ForRuns(range, [&](int64_t, int64_t at, int64_t first, int64_t length, int64_t stride) {
     char* target = static_cast<char*>(tile) + at * bytes;

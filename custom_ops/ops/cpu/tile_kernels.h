@@ -16,6 +16,25 @@ struct RandomState {
   uint64_t high = 0;
 };
 
+// The state that TensorFlow makes of a seed of two numbers: four words of a generator whose counter
+// the seed is.
+inline RandomState SeededState(const uint64_t* seed) {
+  uint32_t words[4] = {static_cast<uint32_t>(seed[0]), static_cast<uint32_t>(seed[0] >> 32),
+                       static_cast<uint32_t>(seed[1]), static_cast<uint32_t>(seed[1] >> 32)};
+  uint32_t key[2] = {0x3ec8f720u, 0x02461e29u};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t first = uint64_t{words[0]} * 0xD2511F53u;
+    const uint64_t second = uint64_t{words[2]} * 0xCD9E8D57u;
+    words[0] = static_cast<uint32_t>(second >> 32) ^ words[1] ^ key[0];
+    words[2] = static_cast<uint32_t>(first >> 32) ^ words[3] ^ key[1];
+    words[1] = static_cast<uint32_t>(second);
+    words[3] = static_cast<uint32_t>(first);
+    key[0] += 0x9E3779B9u;
+    key[1] += 0xBB67AE85u;
+  }
+  return {uint64_t{words[1]} << 32 | words[0], 0, uint64_t{words[3]} << 32 | words[2]};
+}
+
 // Numbers are as tiles hold them (TileBytes). A target may be an argument whose numbers are as
 // long.
 struct TileKernels {

@@ -3,24 +3,29 @@
 #include <algorithm>
 #include <limits>
 
+#include "custom_ops/generated/elementwise_ops.h"
+
 namespace tfmem {
 namespace {
+
+#define TFMEM_COST(name, value) constexpr int64_t name = value;
+TFMEM_TILING_COSTS(TFMEM_COST)  // of custom_ops/devices/h200.json
+#undef TFMEM_COST
 
 constexpr int64_t kPairNumbers = 64;  // along the depth, of two lines
 constexpr int64_t kMostSplits = 16;
 constexpr int64_t kMostTurns = 2;  // of CTAs on all multiprocessors, where tiles are split
 
-// What a product takes once its operands are split, to compare tilings. Fitted to tilings of 58
-// shapes on an H200 (docs/benchmarks.md): for each 64 of the depth a large tile takes 1,500, and
-// 4,000 besides; small ones 600, but one alone on its multiprocessor 870; sums of parts 3,000, and
-// 1 a KB.
+// What a product takes once its operands are split, to compare tilings: for each pair of lines,
+// for each turn of CTAs, and for sums of parts. A small tile alone on its multiprocessor takes
+// longer for a pair than one that has company.
 int64_t Nanoseconds(const MatMulSizes& shape, const MatMulTiling& tiling, int64_t processors) {
   const int64_t pairs = Ceiling(shape.lines(), 2 * tiling.split_k);
   const int64_t turns = Ceiling(shape.tiles(tiling.tile()) * tiling.split_k, processors);
-  const int64_t time = tiling.small
-                           ? pairs * std::max<int64_t>(870, 600 * turns) + Ceiling(turns, 2) * 3000
-                           : turns * (pairs * 1500 + 4000);
-  return time + (tiling.split_k > 1 ? 3000 + tiling.SumsBytes(shape) / 1000 : 0);
+  const int64_t time = tiling.small ? pairs * std::max(kLoneSmallPairNs, kSmallPairNs * turns) +
+                                          Ceiling(turns, 2) * kSmallTurnNs
+                                    : turns * (pairs * kLargePairNs + kLargeTurnNs);
+  return time + (tiling.split_k > 1 ? kSumsNs + tiling.SumsBytes(shape) / kSumsBytesPerNs : 0);
 }
 
 }  // namespace

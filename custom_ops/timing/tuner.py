@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
@@ -79,11 +78,7 @@ class Bench(Protocol[C, P_contra]):
         """Compile ahead, so that `measure` is quick; called from several threads."""
 
     def measure(self, configuration: C, point: P_contra) -> Measured:
-        """Time one configuration. Raises KernelError."""
-
-    def turn(self) -> AbstractContextManager[None]:
-        """A turn in which several kernels are measured one after the other: other users of the device wait once."""
-        return nullcontext()
+        """Time one configuration; other users of the device wait meanwhile. Raises KernelError."""
 
     def kind(self, configuration: C) -> Hashable:
         """A key that is equal for configurations between which the model errs little."""
@@ -128,8 +123,22 @@ def tune(
         _require_one_each(bench, trials, points)  # before it is kept: a failure may be another program's on the device
         return trials
 
-    known = remembered(bench, cache, points)
-    return known.get(known.key(bench.identity, str(list(points)), str(top), purpose), made)
+    kept = remembered(bench, cache, points)
+    return kept.get(_key(kept, bench, points, top, purpose), made)
+
+
+def known(
+    bench: Bench[C, P], cache: Cache, points: Sequence[P], top: int | None = 5, purpose: str = ""
+) -> list[Trial[C, P]]:
+    """What `tune` found before with these arguments; nothing if it did not run."""
+    kept = remembered(bench, cache, points)
+    return kept.find(_key(kept, bench, points, top, purpose)) or []
+
+
+def _key(
+    kept: Remembered[list[Trial[C, P]]], bench: Bench[C, P], points: Sequence[P], top: int | None, purpose: str
+) -> str:
+    return kept.key(bench.identity, str(list(points)), str(top), purpose)
 
 
 def remembered(bench: Bench[C, P], cache: Cache, points: Sequence[P]) -> Remembered[list[Trial[C, P]]]:
@@ -215,9 +224,9 @@ def _timed(
         while done := runner.some():
             found |= {(trial.point, trial.configuration): trial for trial in done}
             for point in {trial.point for trial in done}:
-                known = [found[key] for trial in trials[point] if (key := (point, trial.configuration)) in found]
-                if len(known) == len(trials[point]):
-                    more = _more(bench, known, others[point], count)
+                ran = [found[key] for trial in trials[point] if (key := (point, trial.configuration)) in found]
+                if len(ran) == len(trials[point]):
+                    more = _more(bench, ran, others[point], count)
                     others[point] = [trial for trial in others[point] if trial not in more]
                     trials[point] += more
                     runner.add(more)
@@ -265,12 +274,11 @@ class _Runner(Generic[C, P]):
         if not self._waiting:
             return []
         wait({self._compiling[trial.configuration] for trial in self._waiting}, return_when=FIRST_COMPLETED)
+        ready = [trial for trial in self._waiting if self._compiling[trial.configuration].done()]
+        self._waiting = [trial for trial in self._waiting if trial not in ready]
         measured = []
-        with self._bench.turn():  # others may have been compiled while this one waited
-            ready = [trial for trial in self._waiting if self._compiling[trial.configuration].done()]
-            self._waiting = [trial for trial in self._waiting if trial not in ready]
-            for trial in ready:
-                self._compiling[trial.configuration].result()
-                measured.append(timed(self._bench, trial))
-                self._bar.update()
+        for trial in ready:
+            self._compiling[trial.configuration].result()
+            measured.append(timed(self._bench, trial))
+            self._bar.update()
         return measured

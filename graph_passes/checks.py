@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from custom_ops.machine import SHARED_MEMORY
 from graph_passes.errors import OptionsError
 
 LARGEST = (1 << 62) - 1  # of what becomes a 64-bit attribute of an op, so that sums of two still fit
@@ -110,6 +111,20 @@ def shapes(name: str, value: Any) -> dict[str, tuple[int, ...]]:
             refuse(f"{name}[{key!r}]", dims, "a tuple of whole numbers")
         found[key] = tuple(whole(f"{name}[{key!r}]", dim) for dim in dims)
     return found
+
+
+def architectures(name: str, value: Any, oldest: int) -> tuple[str, ...]:
+    """Compute capabilities from `oldest` on, as ("sm_80", "sm_90")."""
+    names = series(name, value, 'compute capabilities, as ("sm_80", "sm_90")')
+    known = [f"sm_{arch}" for arch in sorted(SHARED_MEMORY) if arch >= oldest]
+    for each in names:
+        one_of(name, each, known)
+    return names
+
+
+def capabilities(names: Iterable[str]) -> tuple[int, ...]:
+    """Compute capabilities as numbers, ascending: 90 for "sm_90"."""
+    return tuple(sorted({int(name.removeprefix("sm_")) for name in names}))
 
 
 def series(name: str, value: Any, expected: str) -> tuple[Any, ...]:

@@ -19,8 +19,10 @@ class Decision(StrEnum):
     ORDERED = "ordered: fits in the planned order"
     ORDERED_OVER = "ordered: over budget"
     MOVED = "moved"
+    SPLIT = "split along the batch"
     REPLACED = "replaced"
     STITCHED = "stitched"
+    XLA = "run by XLA"
 
     @property
     def is_unchanged(self) -> bool:
@@ -47,10 +49,12 @@ class FusionWhy(StrEnum):
     DETERMINISTIC = "stitched, as the cost model chose: op determinism is on"
     NOTHING = "nothing to stitch"
     PLANNED = "left unchanged: a plan for the memory budget runs in its place"
+    NO_ROOM = "left unchanged: no plan for the memory budget has room for its regions"
+    SLOWER = "left unchanged: stitched it would be slower within the memory budget, as the cost model says"
     TRACED = "not stitched: more of the function is still to be traced"
-    DISTRIBUTED = "left unchanged: steps of several replicas are not timed"
+    DISTRIBUTED = "left unchanged: steps of several replicas are stitched where passes names fusion"
     OTHER_WORKERS = "left unchanged: replicas of other workers take part in the step"
-    REPLICAS = "stitched, as the cost model chose: steps of several replicas are not timed"
+    REPLICAS = "stitched on all replicas, as the cost model chose"
     FAILED = "left unchanged: stitching failed"
     XLA_ASKED = "left to XLA, which the function asks for"
     XLA_UNTIMED = "left to XLA: nothing can be timed"
@@ -68,8 +72,12 @@ class FusionWhy(StrEnum):
         """What the user can do to have the step stitched, in words; "" if nothing."""
         if self is FusionWhy.PLANNED:
             return "give a memory_budget under which nothing has to move"
+        if self is FusionWhy.NO_ROOM:
+            return "give a larger memory_budget"
         if self is FusionWhy.DISTRIBUTED:
             return "pass passes=('recurrent', 'fusion', 'offload') to tfmem.optimize"
+        if self is FusionWhy.XLA_ASKED:
+            return "leave jit_compile=True out of tf.function"
         return "pass the tf.function itself to tfmem.optimize" if self is FusionWhy.TRACED else ""
 
 
@@ -82,6 +90,8 @@ class Xla(StrEnum):
     MOVED = "off: XLA cannot compile memory ops"
     ORDERED = "off: XLA would not keep the planned order"
     STITCHED = "off: stitched it is faster"
+    EXECUTOR = "off: TensorFlow's executor is faster"
+    RUNS = "on: it is faster than what tfmem and TensorFlow's executor run"
 
     @classmethod
     def _missing_(cls, value: object) -> Xla | None:
@@ -91,7 +101,14 @@ class Xla(StrEnum):
     @property
     def is_lost(self) -> bool:
         """Whether XLA would have run the step, and does not."""
-        return self not in (Xla.NO_PART, Xla.LEFT_ON)
+        return self not in (Xla.NO_PART, Xla.LEFT_ON, Xla.RUNS)
+
+    @property
+    def cure(self) -> str:
+        """What the user can do to keep XLA, in words; "" where XLA was not lost, or what runs is faster."""
+        if self is Xla.RECURRENT:
+            return "to keep it, leave 'recurrent' out of passes"
+        return "to keep it, raise memory_budget until nothing has to move" if self in (Xla.MOVED, Xla.ORDERED) else ""
 
 
 _OLDER_TEXTS: Mapping[object, Xla] = {

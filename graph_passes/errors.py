@@ -1,5 +1,7 @@
 """What can be wrong with a graph, a budget or an option, found before anything runs."""
 
+from __future__ import annotations
+
 from custom_ops.errors import TfmemError
 
 
@@ -27,22 +29,26 @@ class ReplicasError(GraphError):
     """The step is one of several replicas, whose tensors cannot be moved."""
 
 
+class StalePlanError(GraphError):
+    """A plan was made for another graph, so it cannot be carried out on this one."""
+
+
 class BudgetError(TfmemError, ValueError):
     """The memory budget is unusable."""
 
 
 class InvalidBudgetError(BudgetError):
-    """The budget is zero, negative, over the device's memory, or not a size."""
+    """The budget is zero, negative, over the device's memory, not a size, or for a device not in use."""
 
 
 class InfeasibleBudgetError(BudgetError):
     """No plan meets the budget.
 
     Attributes:
-        smallest_budget: a budget, in bytes, that a plan will meet; the smallest that is safe.
-        op: the name of the op whose working set sets it.
-        least: bytes of the tensors alone; what an allocator adds is not known exactly, so that a budget between the
-            two is tried, too.
+        smallest_budget: a budget in bytes that should be enough. On a CPU it includes what the allocator may add; on a
+            GPU a convolution's workspace can need slightly more.
+        op: the name of the op that sets it.
+        least: bytes of the tensors alone. tfmem also tries budgets between `least` and `smallest_budget`.
     """
 
     def __init__(self, message: str, smallest_budget: int, op: str, least: int | None = None) -> None:
@@ -50,6 +56,11 @@ class InfeasibleBudgetError(BudgetError):
         self.smallest_budget = smallest_budget
         self.op = op
         self.least = smallest_budget if least is None else least
+
+    def with_split(self, why: str) -> InfeasibleBudgetError:
+        """This error, with the reason why splitting the batch does not help."""
+        text = f"{self}; it was not split along the batch: {why}"
+        return InfeasibleBudgetError(text, self.smallest_budget, self.op, self.least)
 
 
 class HostMemoryError(BudgetError):

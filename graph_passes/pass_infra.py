@@ -17,9 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from custom_ops.background import go_on
 from graph_passes.contract import Contract
+from graph_passes.graph.graph_source import Readable, Source
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Rewrite
-from graph_passes.graph.source import Readable, Source
 
 Plan = TypeVar("Plan")
 Needs = TypeVar("Needs")

@@ -1,7 +1,7 @@
 """Why a pass leaves something unchanged: typed values, made into words when they are printed.
 
 A `Reason` is one kind of refusal with its sentence; a `Refusal` is a reason with what it is about. Nothing decides by
-the sentence. `python -m graph_passes.refusals --document docs/refusals.md` writes the table of all reasons.
+the sentence. `python -m graph_passes.refusal_table --document docs/refusals.md` writes the table of all reasons.
 
     Reason.STEP_FETCHED(node="lstm/step_3")      a Refusal, "'lstm/step_3', of one step, is fetched by name"
     Reason.SIDE_EFFECTS.of(node)                  the same, of a node: its name and op are `node` and `op`
@@ -9,123 +9,133 @@ the sentence. `python -m graph_passes.refusals --document docs/refusals.md` writ
 
 from __future__ import annotations
 
-import argparse
-import string
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 from graph_passes.graph.ir import Node, TensorId
 
-_AGAIN = "its steps are written one after the other"
+_AGAIN = "its steps are unrolled"
 
 # Arguments that are names of nodes.
 _NODES = frozenset({"node", "reader", "other"})
-MARKS = "<!-- reasons -->", "<!-- end of reasons -->"
 
 
 class Reason(Enum):
     """One kind of refusal: the area that refuses, and the sentence, with its arguments in braces."""
 
     # Any pass
-    FAULT = "any pass", "a fault inside tfmem, please report it: {error}"
-    NO_KERNEL = "any pass", "no kernel for this device: {detail}"
+    FAULT = "any pass", "tfmem failed here (a bug, please report it): {error}"
+    NO_KERNEL = "any pass", "there is no kernel for this device: {detail}"
 
     # Recurrent: which loops and steps are recurrences
-    LOOP_CONDITION = "recurrent", "the loop goes on while '{node}' ({op}), which is not a count of steps below a bound"
+    LOOP_CONDITION = (
+        "recurrent",
+        (
+            "the loop goes on while '{node}' ({op}), which counts no steps to a bound; "
+            "run it to a bound, and keep the states of ended rows by tf.where"
+        ),
+    )
     LOOP_WITHOUT_BOUND = "recurrent", "the loop has no bound"
     LOOP_BOUND = "recurrent", "the loop's bound '{node}' ({op}) changes while it runs"
-    LOOP_IN_CALL = (
-        "recurrent",
-        "'{node}' ({op}) is in a function that it calls; the call could not be brought to the top level",
-    )
-    LOOP_IN_BRANCH = (
-        "recurrent",
-        "'{node}' ({op}) is in a function that it calls, and whether it runs is decided by data",
-    )
+    LOOP_IN_CALL = "recurrent", "'{node}' ({op}) is in a function that it calls, and the call could not be inlined"
+    LOOP_IN_BRANCH = "recurrent", "'{node}' ({op}) is in a branch, and data decides whether the branch runs"
     BEING_TRACED = (
         "recurrent",
-        "the function is still being traced, so that the old loop would run too; optimise the function instead",
+        "the function is still being traced, so the old loop would run as well; optimise the function instead",
     )
-    SECOND_GRADIENT = "recurrent", "the gradient of its gradient is taken too"
+    SECOND_GRADIENT = "recurrent", "the gradient of its gradient is taken as well"
     UNROLLED = (
         "recurrent",
-        f"{_AGAIN}; a loop is made of such steps only where each reads its item of one tf.unstack, in order",
+        f"{_AGAIN}; tfmem makes a loop of them only if each reads its item of one tf.unstack, or of all x[:, t]",
     )
     UNROLLED_IN_PLACE = (
         "recurrent",
-        f"{_AGAIN}: such steps are replaced in a tf.function, a GraphDef or a SavedModel, not where a graph is edited",
+        f"{_AGAIN}, which tfmem replaces in a tf.function, a GraphDef or a SavedModel, not in a tf.Graph",
     )
     UNROLLED_TRAINED = (
         "recurrent",
-        f"{_AGAIN}, with their gradient, and no loop could be made of both; write a loop (unroll=False)",
+        f"{_AGAIN}, with their gradient, and tfmem could not make a loop of both; pass unroll=False",
     )
-    UNROLLED_IDLE = (
-        "recurrent",
-        f"{_AGAIN}, and the graph has a gradient of them, though nothing needs it",
-    )
+    UNROLLED_IDLE = "recurrent", f"{_AGAIN}, and the graph holds a gradient of them that nothing needs"
     UNROLLED_BECAUSE = "recurrent", f"{_AGAIN}, and {{because}}"
-    UNROLLED_TRAINED_BECAUSE = (
-        "recurrent",
-        f"{_AGAIN}, with their gradient, and {{because}}",
-    )
+    UNROLLED_TRAINED_BECAUSE = "recurrent", f"{_AGAIN}, with their gradient, and {{because}}"
     UNROLLED_CONVOLUTION = (
         "recurrent",
         f"{_AGAIN}, and '{{node}}' ({{op}}) takes states that are not matrices [batch, units]",
     )
-    STEP_FETCHED = "recurrent", "'{node}', of one step, is fetched by name"
+    STEP_FETCHED = "recurrent", "'{node}' of a single step is fetched by name"
     STEPS_FETCHED = "recurrent", "'{node}', the outputs of all steps, is fetched by name"
     STEP_READ = "recurrent", "'{node}' ({op}) reads '{tensor}' of single steps"
-    STEP_ZEROS = "recurrent", "'{node}' (ZerosLike) has the shape of a tensor that only a step has"
-    STEP_GRADIENT = "recurrent", "what reads single steps is not known to be their gradient"
-    STEP_NEEDED = "recurrent", "'{node}' ({op}) needs what single steps make"
+    STEP_ZEROS = "recurrent", "'{node}' (ZerosLike) takes the shape of a tensor that exists only within a step"
+    STEP_GRADIENT = "recurrent", "ops that read single steps are not known to be their gradient"
+    STEP_NEEDED = "recurrent", "'{node}' ({op}) needs results of single steps"
 
     # Recurrent: loops as cells
     LOOP_FETCHED = "recurrent", "'{node}' itself is fetched by name"
     SHAPE_CHECK = "recurrent", "'{node}' (EnsureShape) refuses shapes that are not known before the step runs"
-    NO_STATE = "recurrent", "no state is carried from step to step"
+    NO_STATE = "recurrent", "the loop carries no state from step to step"
     STATE_DTYPE = (
         "recurrent",
-        "the loop variable '{node}' is {dtype}: neither a step counter nor a floating-point state",
+        "the loop variable '{node}' is {dtype}; expected a floating-point state, a counter, or a sum that only grows",
     )
     STATE_SHAPE = "recurrent", "the state '{node}' has shape {shape}; expected [batch, units]"
-    STATE_WIDTHS = "recurrent", "states of different widths or types: {sizes}"
-    STATE_UNITS = "recurrent", "the state '{node}' has {units} units"
+    STATE_DTYPES = "recurrent", "the states have different types: {types}"
+    STATE_COMPLEX = "recurrent", "the state '{node}' is {dtype}; write its real and its imaginary part as two states"
+    STATE_SINGLE = "recurrent", "the state '{node}' is one number, but other states have an unknown number of rows"
+    STATE_UNITS = "recurrent", "the state '{node}' has {units} units; expected a known number above 0"
     SIDE_EFFECTS = "recurrent", "'{node}' ({op}) has side effects, or is random, in every step"
-    LIST_CHANGED = (
+    LIST_CHANGED = "recurrent", "'{node}' ({op}) changes the list '{other}'; expected one write of an item in each step"
+    STEP_ASSIGNS = (
         "recurrent",
-        "the list '{other}' is changed by '{node}' ({op}), which is not a write of one item a step",
+        (
+            "'{node}' ({op}) assigns a variable in every step, as a generator of keras.random does; "
+            "draw by tf.random.uniform, or assign behind the loop"
+        ),
     )
-    LIST_INDEX = "recurrent", "'{node}' writes at an index that is neither the step's number nor 0"
+    LIST_INDEX = (
+        "recurrent",
+        "'{node}' writes a list at an index that does not count the steps from the first on or from the last",
+    )
     LIST_SIZE = "recurrent", "the list '{node}' ({op}) is not known to have an item for each step"
-    LIST_READ_INDEX = "recurrent", "'{node}' ({op}) reads a list at an index that is not the step's number"
-    LIST_SOURCE = "recurrent", "'{node}' ({op}) reads a list that was not made of one whole tensor"
+    LIST_READ_INDEX = "recurrent", "'{node}' ({op}) reads a list at an index that does not count the steps"
+    LIST_SOURCE = "recurrent", "'{node}' ({op}) reads a list that was not made from one whole tensor"
     SINGLE_OUTPUT = "recurrent", "'{node}' ({op}) reads single outputs of the loop"
-    STATE_COLUMNS = (
-        "recurrent",
-        "'{node}' ({op}) makes a state of {columns} columns, or a per-row scalar; expected one column",
-    )
-    OUTPUT_SHAPE = "recurrent", "'{node}' ({op}), an output, has shape {shape}, not columns of {units}"
-    OUTPUT_OF_ROWS = "recurrent", "only the last step of a per-row output is read"
+    STATE_COLUMNS = "recurrent", "'{node}' ({op}) makes a state of {columns} columns; expected {wanted}"
 
     # Recurrent: ops in cells
     CELL_OP = "recurrent", "'{node}' is a {op}, which no op of a cell computes"
+    CELL_OP_INSTEAD = "recurrent", "'{node}' is a {op}, which no op of a cell computes; write {instead}"
     CELL_SHAPE = "recurrent", "'{node}' ({op}) has shape {shape}; expected [batch, a multiple of {units}]"
     CELL_COLUMNS = "recurrent", "'{node}' ({op}): {one} and {two} columns of {units} do not match"
     CELL_MIXED = "recurrent", "'{node}' ({op}) mixes a per-row scalar with a per-unit vector: '{tensor}'"
-    CELL_PRODUCT = "recurrent", "'{node}' ({op}) is not a product of a state with a fixed matrix"
+    CELL_PRODUCT = "recurrent", "'{node}' ({op}) is not a product `state @ weight`"
     CELL_MATRIX = "recurrent", "'{node}' ({op}) multiplies with a matrix that changes, of shape {shape}"
     CELL_PRODUCT_SIZE = (
         "recurrent",
         "'{node}' ({op}) multiplies {count} x {units} units with a matrix {shape}; expected multiples of {units} units",
     )
     CELL_PART = "recurrent", "'{node}' ({op}) takes units {start} to {end}, not whole columns of {units}"
+    CELL_CUTS = "recurrent", "a step cuts '{node}' ({op}) into {count} parts; expected at most {most}"
+    CELL_NUMBERS = (
+        "recurrent",
+        "its states have {count} numbers a row; expected {most} at most, unless all are [batch, width]",
+    )
+    CELL_NODES = (
+        "recurrent",
+        "a step takes {count} ops on single numbers of a row; expected {most} at most",
+    )
+    BECAUSE_SMALL = "recurrent", "{first}; {because}"
+    FEW_ROWS = (
+        "recurrent",
+        (
+            "a step takes {count} ops on single numbers of a row, which a CPU runs more slowly than the loop; "
+            "expected {most} at most for {rows}"
+        ),
+    )
     CELL_JOIN = "recurrent", "'{node}' ({op}) does not join columns"
     CELL_JOIN_WIDTH = "recurrent", "'{node}' ({op}) joins '{tensor}', whose width is unknown"
-    CELL_SUM_AXIS = "recurrent", "'{node}' ({op}) sums over the batch, or over no fixed axis"
-    CELL_SUM_ROWS = "recurrent", "'{node}' ({op}) reduces a per-row scalar"
+    CELL_SUM_AXIS = "recurrent", "'{node}' ({op}) sums over the batch, or over another axis than the last"
     CELL_CAST = "recurrent", "'{node}' ({op}) turns {before} into {after}"
     CELL_RESHAPE = "recurrent", "'{node}' ({op}) reshapes {before} to {after}"
     CELL_REFUSED = "recurrent", "it cannot be one cell: {detail}"
@@ -140,25 +150,31 @@ class Reason(Enum):
     INVARIANT_SHAPE = "recurrent", "'{tensor}' has shape {shape}; expected [batch, units]"
     RANK_UNKNOWN = "recurrent", "the rank of '{node}' ({op}) is unknown"
     SHAPE_OF_CHANGING = "recurrent", "'{node}' ({op}) asks for the shape of a tensor that changes"
-    OTHER_ITEMS = "recurrent", "'{node}' ({op}): a step reads '{tensor}' at other places than its number"
-    ITEMS_BOTH_WAYS = (
+    OTHER_ITEMS = (
         "recurrent",
-        "'{node}' ({op}): a step reads '{tensor}' at the step's number, and other sequences from the end",
+        "'{node}' ({op}) reads '{tensor}' at an index that does not count the steps, or may be out of range",
     )
-    ROWS_UNALIKE = "recurrent", "'{node}' ({op}) does not treat the rows of the batch alike"
+    ROWS_UNALIKE = "recurrent", "'{node}' ({op}) is not known to treat the rows of the batch alike"
     ROWS_LOST = "recurrent", "'{node}' ({op}) does not keep the rows of the batch"
     PART_OF = "recurrent", "'{node}' ({op}) takes a part of {shape}"
     PART_RANGE = "recurrent", "'{node}' ({op}) does not take a fixed range of columns"
     PART_SINGLE = "recurrent", "'{node}' ({op}) takes single columns, or skips some"
 
     # Recurrent: gradients
-    GRADIENT_UNCLEAR = (
+    GRADIENT_UNCLEAR = "recurrent", "there is {count} to match the gradients in '{node}' with variables"
+    CHECK_EFFECTS = "recurrent", "its gradient cannot be checked: '{node}' ({op}) has side effects"
+    CHECK_LOOP = (
         "recurrent",
-        "there is {count} to tell which gradient in '{node}' belongs to which variable",
+        "its gradient cannot be checked: '{node}' ({op}) is a loop inside of a step; write its steps one by one",
     )
-    OWN_GRADIENT = "recurrent", "'{node}' ({op}) has a custom gradient, which the replacement would not have"
-    CHECK_EFFECTS = "recurrent", "its gradient cannot be checked: '{node}' ({op}) has effects"
-    CHECK_FINITE = "recurrent", "its gradient cannot be checked: it is not finite at random numbers"
+    CUSTOM_GRADIENT = (
+        "recurrent",
+        (
+            "'{node}' ({op}) has a custom gradient; write s(x) + tf.stop_gradient(f(x) - s(x)), "
+            "where s has the gradient that f(x) is to have"
+        ),
+    )
+    CHECK_FINITE = "recurrent", "its gradient cannot be checked: it is not finite for random numbers"
     CHECK_DIFFERS = (
         "recurrent",
         "its gradient is not that of its forward step (a custom gradient?): that of {what} differs",
@@ -171,10 +187,13 @@ class Reason(Enum):
     GRADIENT_OF_LIST = "recurrent", "the gradient of a list comes from '{node}' ({op}), not from a tensor"
     GRADIENT_UNSTACKED = "recurrent", "'{node}' is the gradient of a list that no op stacked"
     GRADIENT_OF_MADE_LIST = "recurrent", "'{tensor}' is the gradient of a list that '{node}' ({op}) made"
-    GRADIENT_UNREAD = "recurrent", "the gradient of '{tensor}' is wanted, which the recurrence does not read as it is"
+    GRADIENT_UNREAD = (
+        "recurrent",
+        "the gradient of '{tensor}' is wanted, but the recurrence does not read that tensor directly",
+    )
     GRADIENT_TWICE = (
         "recurrent",
-        "'{tensor}' enters the recurrence twice, and the gradient of one entry is wanted",
+        "'{tensor}' enters the recurrence twice, as in tf.scan without an initial state: the gradient of one is wanted",
     )
 
     # Recurrent: cuDNN's ops
@@ -186,117 +205,143 @@ class Reason(Enum):
     CUDNN_DROPOUT = "recurrent", "it has dropout between layers"
     CUDNN_PROJECTION = "recurrent", "it projects its state (num_proj)"
     CUDNN_INPUT_WIDTH = "recurrent", "the width of its input is not known before it runs; give a static shape"
-    CUDNN_STATE_WIDTH = "recurrent", "the width of its state is not known before it runs"
+    CUDNN_STATE_WIDTH = "recurrent", "the width of its state is not known before it runs; give a static shape"
     CUDNN_LAYERS = "recurrent", "it holds {layers} layers; only one layer is read"
 
     # Fusion: which ops can be in a region
-    ARGUMENT = "fusion", "an argument"
-    NO_RULE = "fusion", "no rule for {op}"
-    RANK = "fusion", "'{tensor}' of unknown rank"
-    DTYPE = "fusion", "'{tensor}' of dtype {dtype}"
-    EMPTY = "fusion", "'{tensor}' without elements"
-    VARIABLE_RANK = "fusion", "a variable of unknown rank"
-    VARIABLE_DTYPE = "fusion", "a variable of dtype {dtype}"
-    VARIABLE_EMPTY = "fusion", "a variable without elements"
-    VIEW_SIZES = "fusion", "{op} to a shape of which {count} sizes are unknown"
-    RANDOM = "fusion", "a stateful random op"
-    RANDOM_POOL = "fusion", "{op} gives other shapes than its op says"
-    UPDATE_WITHOUT_RULE = "fusion", "an update without a rule: {because}"
-    STATEFUL = "fusion", "a stateful op: {op}"
-    SIZED_BY_DATA = "fusion", "{because}, and sizes of what {op} makes may depend on numbers"
-    NOT_ALONE = "fusion", "callers ask for it by its name, which is not that of one tensor"
-    RUN_ALONE = "fusion", "a caller may run it without the others"
-    NO_SUCH_PATTERN = "fusion", "regions on this device hold no {pattern}"
-    FED = "fusion", "its output is fed"
-    BEHIND_SWITCH = "fusion", "it lies behind a Switch, so that it may not run"
-    HELD_CONSTANT = "fusion", "a constant, which the kernels that read it hold themselves"
-    COLLECTIVES = "fusion", "collectives of its graph meet in no known order: {detail}"
-    OTHER_REPLICA = "fusion", "it updates variables, and another replica would run other kernels for its own"
-    NO_GAIN = "fusion", "one op in place of {ops} would gain nothing"
+    ARGUMENT = "fusion", "it is an argument"
+    NO_RULE = "fusion", "fusion has no rule for {op}"
+    RANK = "fusion", "'{tensor}' has an unknown rank"
+    DTYPE = "fusion", "'{tensor}' is {dtype}, which regions do not support"
+    EMPTY = "fusion", "'{tensor}' has no elements"
+    VARIABLE_RANK = "fusion", "its variable has an unknown rank"
+    VARIABLE_DTYPE = "fusion", "its variable is {dtype}, which regions do not support"
+    VARIABLE_EMPTY = "fusion", "its variable has no elements"
+    VIEW_SIZES = "fusion", "the result of {op} has {count} unknown sizes; expected at most one"
+    RANDOM = "fusion", "it is a stateful random op"
+    RANDOM_POOL = "fusion", "{op} returns other shapes than TensorFlow infers for it"
+    UPDATE_WITHOUT_RULE = "fusion", "it updates a variable, and its update cannot be fused: {because}"
+    STATEFUL = "fusion", "{op} is a stateful op"
+    SIZED_BY_DATA = "fusion", "{because}, and the sizes of what {op} makes may depend on data"
+    NOT_ALONE = "fusion", "callers ask for it by its name, and it does not have exactly one output"
+    RUN_ALONE = "fusion", "a caller may run it without the other ops"
+    NO_SUCH_PATTERN = "fusion", "regions on this device do not hold ops of kind {pattern}"
+    FED = "fusion", "a caller feeds its output"
+    BEHIND_SWITCH = "fusion", "it depends on a Switch, so it may not run"
+    HELD_CONSTANT = "fusion", "it is a constant, and the kernels that read it contain its value"
+    COLLECTIVES = "fusion", "the order in which collectives of its graph meet is unknown: {detail}"
+    OTHER_REPLICA = "fusion", "it updates variables, and another replica would update its copies by other kernels"
+    NO_GAIN = "fusion", "one op in place of {ops} would save nothing"
     NO_TIME = "fusion", "it takes no time, and no neighbour of it is in a region"
     VARIABLE_ASSIGNED = "fusion", "it takes the variable '{tensor}', which other ops of its region assign"
 
     # Fusion: what a device cannot do
-    ONEDNN_ONLY = "fusion", "TensorFlow runs {op} of {dtype} and {fused} by oneDNN alone"
+    ONEDNN_ONLY = "fusion", "only oneDNN runs {op} of {dtype} with {fused}"
     ASYNCHRONOUS = "fusion", "TensorFlow's kernel of {op} is asynchronous"
     RAISES = "fusion", "TensorFlow's kernel refuses {what}"
-    JOINS = "fusion", "TensorFlow's kernel joins by copies"
-    HOST_RESULT = "fusion", "'{tensor}' of dtype {dtype}, which on a GPU lies in the host's memory, and is a result"
-    HOST_READ = "fusion", "'{tensor}' of dtype {dtype}, which on a GPU lies in the host's memory for '{reader}'"
-    HOST_VARIABLE = "fusion", "a variable of dtype {dtype}, which lies in the host's memory on a GPU"
+    JOINS = "fusion", "TensorFlow's kernel copies the parts, which is faster for so many numbers"
+    HOST_RESULT = "fusion", "'{tensor}' is {dtype}, which TensorFlow keeps in host memory on a GPU, and is a result"
+    HOST_READ = "fusion", "'{tensor}' is {dtype}, which '{reader}' reads in host memory on a GPU"
+    HOST_VARIABLE = "fusion", "its variable is {dtype}, which TensorFlow keeps in host memory on a GPU"
     NO_PRODUCT = "fusion", "regions on a GPU do not call {op}"
     NO_PRODUCT_OF = "fusion", "regions on a GPU do not multiply {dtypes}"
-    NO_FUSED_PRODUCT = "fusion", "regions on a GPU do not call {op} of {fused}"
+    NO_FUSED_PRODUCT = "fusion", "regions on a GPU do not call {op} with {fused}"
 
     # Fusion: ops in kernels
-    OP_DTYPE = "fusion", "{op} of dtype {dtype}"
-    DIVISION = "fusion", "{op} of {dtype} by a divisor that is not constant"
-    TRUNCATING_CAST = "fusion", "a cast that truncates"
-    COMPOSITION = "fusion", "a composition with {op} of dtype {dtype}"
-    CHANNELS_FIRST = "fusion", "a batch norm whose channels are not last"
-    BATCH_NORM_SIZE = "fusion", "a batch norm of unknown size"
-    CONSTANTS = "fusion", "a constant of more than one value"
-    GATHER_BATCH = "fusion", "a gather with batch dimensions"
+    OP_DTYPE = "fusion", "kernels do not compute {op} of {dtype}"
+    DIVISION = "fusion", "kernels compute {op} of {dtype} only if the divisor is constant"
+    TRUNCATING_CAST = "fusion", "its cast truncates"
+    COMPOSITION = "fusion", "it is composed of ops, and kernels do not compute {op} of {dtype}"
+    CHANNELS_FIRST = "fusion", "the channels of its batch norm are not the last dimension"
+    BATCH_NORM_SIZE = "fusion", "the size of its batch norm is unknown"
+    BATCH_NORM_ACTIVATION = "fusion", "kernels do not compute {op} with the activation {activation}"
+    BATCH_NORM_APART = "fusion", "it reads the inverse variance that '{tensor}' of TensorFlow's kernel is on a GPU"
+    CONSTANTS = "fusion", "it is a constant of more than one value"
     GATHER_AXIS = "fusion", "the axis of a gather is not constant"
-    GATHER_INDICES = "fusion", "how many indices a gather takes is not known"
-    GATHER_RANGE = "fusion", "gathers from a reshape of {count} elements, whose positions int32 does not hold"
-    GATHER_AGAIN = "fusion", "'{tensor}': indexed by a tensor (gather), which a stateless random number is not"
-    SLICE_BOUNDS = "fusion", "a slice whose bounds are not constant"
-    SLICE_GRADIENT = "fusion", "the gradient of a slice whose bounds are not constant"
-    UNPACK_COUNT = "fusion", "the number of parts that it unpacks is unknown statically"
+    GATHER_INDICES = "fusion", "the number of indices that it takes for one element is unknown"
+    GATHER_RANGE = "fusion", "it gathers from a reshape of {count} elements, whose positions exceed int32"
+    GATHER_AGAIN = (
+        "fusion",
+        "a gather reads '{tensor}', and kernels do not compute random numbers at gathered positions",
+    )
+    SLICE_BOUNDS = "fusion", "the bounds of its slice are not constant"
+    SLICE_GRADIENT = "fusion", "the bounds of the slice whose gradient it is are not constant"
+    UNPACK_COUNT = "fusion", "the number of parts that it unpacks is unknown"
     CHECKED_SHAPE = "fusion", "its shape is not known before the step runs"
     SQUEEZED = "fusion", "it drops a dimension that may not be 1"
-    RANGE = "fusion", "a range of non-integers, which TensorFlow computes by adding up"
+    RANGE = "fusion", "it is a range of non-integers, which TensorFlow computes by repeated addition"
     NOT_CONSTANT = "fusion", "input {place} of {op} is not constant"
     REDUCED_AXES = "fusion", "the dimensions to reduce are not constant"
     REDUCED_AXIS = "fusion", "the dimension to reduce is not constant"
-    FUSED_OPS = "fusion", "{op} of {fused}"
-    SEGMENTS_UNKNOWN = "fusion", "how many numbers a sum of segments looks at is not known"
-    SEGMENTS = "fusion", "a sum of segments that looks at {count} numbers"
-    SEGMENTS_BOOL = "fusion", "a sum of segments of bool"
-    CLASSES = "fusion", "an unknown number of classes"
+    FUSED_OPS = "fusion", "kernels do not compute {op} with {fused}"
+    SEGMENTS_UNKNOWN = "fusion", "the number of ids that its segment sum compares is unknown"
+    SEGMENTS = "fusion", "its segment sum would look at {count} numbers, which takes too long in a kernel"
+    CUMULATED = "fusion", "its cumulative sum has {count} numbers; kernels add up to {most}"
+    SEGMENTS_BOOL = "fusion", "kernels do not sum segments of bool"
+    SEGMENTS_PLACE = "fusion", "the large segment sum of '{tensor}' is read in another shape"
+    SCATTERED = (
+        "fusion",
+        "it updates rows of a variable of {count} numbers, and a kernel would read and write all of them",
+    )
+    RANKED = "fusion", "it takes the largest of {count} numbers; kernels compare all pairs of up to {most}"
+    RANKED_ON_CPU = "fusion", "a CPU sorts faster than it compares all pairs"
+    CLASSES = "fusion", "the number of classes is unknown"
     RANDOM_PLACE = "fusion", "the position of a random number in '{tensor}' depends on unknown sizes"
     RANDOM_STATE = "fusion", "'{tensor}' is not a Philox state: expected {dtype} of shape {shape}"
+    RANDOM_SEED = "fusion", "'{tensor}', the seed of a random op, would be computed in the same kernel"
     RANDOM_ALGORITHM = "fusion", "the algorithm of a stateless random op is not known to be Philox"
-    VARIABLE_SHAPE = "fusion", "a variable of unknown shape"
+    VARIABLE_SHAPE = "fusion", "its variable has an unknown shape"
     VARIABLE_TYPE = "fusion", "'{tensor}' ({dtype} {shape}) does not have the variable's type"
 
     # Fusion: ops together in one kernel
-    BROADCAST = "fusion", "broadcasting of '{tensor}' is unknown statically"
-    RESHAPED = "fusion", "'{node}': where its elements lie in what it reshapes is not affine in the axes"
-    REPEATED = "fusion", "'{node}': which elements it repeats is not affine in the axes"
-    PICKED = "fusion", "'{node}': where its elements come from depends on a size that is not known"
+    BROADCAST = "fusion", "the sizes to which '{tensor}' is broadcast are unknown"
+    RESHAPED = "fusion", "the reshape '{node}' cannot be expressed as an affine index"
+    REPEATED = "fusion", "the repetition in '{node}' cannot be expressed as an affine index"
+    PICKED = "fusion", "an unknown size decides which elements '{node}' reads"
+    CUMULATED_AGAIN = "fusion", "'{tensor}' would be recomputed for each number of a cumulative sum"
     SEGMENTS_AGAIN = "fusion", "'{tensor}' would be recomputed for each segment"
-    RESERVE_SPACE = "fusion", "'{tensor}', a reserve-space output: not computed"
-    PROGRAM = "fusion", "{members}...: {detail}"
-    NUMBERS = "fusion", "numbers from {low} to {high}, which {dtype} does not hold"
-    NODES = "fusion", "more than {count} nodes: too many values are recomputed at other indices"
-    VARIABLE_UNKNOWN = "fusion", "'{node}': a variable of unknown shape"
-    TENSOR_UNKNOWN = "fusion", "'{tensor}' of unknown shape"
-    TENSOR_RANK = "fusion", "a tensor of unknown rank"
+    RESERVE_SPACE = "fusion", "'{tensor}' is a reserve-space output, which kernels do not compute"
+    PROGRAM = "fusion", "tfmem cannot write a program for {members}...: {detail}"
+    NUMBERS = "fusion", "its numbers may range from {low} to {high}, which exceeds {dtype}"
+    NODES = "fusion", "it needs more than {count} nodes, because too many values are recomputed at other indices"
+    VARIABLE_UNKNOWN = "fusion", "the variable that '{node}' uses has an unknown shape"
+    TENSOR_UNKNOWN = "fusion", "'{tensor}' has an unknown shape"
+    TENSOR_RANK = "fusion", "a tensor has an unknown rank"
     PRODUCT_TILES = "fusion", "one kernel cannot compute it in tiles: {detail}"
 
     # Products
-    PRODUCT_KERNELS = "products", "no kernels for this device: {detail}"
+    PRODUCT_KERNELS = "products", "there are no kernels for this device: {detail}"
 
     # Merge
-    MERGE_UNTIMED = "merge", "products may not be timed here"
-    MERGE_NO_BOUND = "merge", "the device has no bound from which on a product is large"
+    MERGE_UNTIMED = "merge", "matmuls may not be timed here, so tfmem cannot know whether merging pays"
+    MERGE_NO_BOUND = "merge", "the device's profile does not say how large a matmul has to be"
     MERGE_PARTS = "merge", "a caller may run a part of the graph without the rest"
-    MERGE_UNMEASURED = "merge", "'{node}' and {count} more: their products could not be timed"
-    MERGE_NO_GAIN = "merge", "'{node}' and {count} more: as one product they would save nothing"
+    MERGE_UNMEASURED = "merge", "the matmuls '{node}' and {count} more could not be timed"
+    MERGE_NO_GAIN = "merge", "the matmuls '{node}' and {count} more would save nothing as one"
+
+    # Split: why ops run on the whole batch, or a step is not split
+    SPLIT_MIXES = "split", "'{node}' ({op}) mixes examples, or has no rule"
+    SPLIT_SHAPE = "split", "'{node}' ({op}) reads '{tensor}', whose shape or numbers are not known before the step runs"
+    SPLIT_NO_BATCH = "split", "no input of the step has a batch of at least {count} examples"
+    SPLIT_NO_REGION = "split", "no ops that treat the examples one by one hold enough memory"
+    SPLIT_SHARED = "split", "other devices take part in the step: {detail}"
+    SPLIT_NEVER = "split", "split='never' was passed"
+    SPLIT_BASE = "split", "variables and other memory that is in use before the step take {base} bytes"
+    SPLIT_AGAIN = "split", "the step is split already, or holds fused regions"
+    SPLIT_IN_PLACE = "split", "users of a {kind} hold its tensors; optimise a tf.function or a Keras model instead"
+    SPLIT_OVER = "split", "no division into up to {count} pieces meets the budget; the best needs {least} bytes"
 
     # Offload: why a tensor stays in device memory
     NO_SIZE = "offload", "dtype {dtype} has no fixed element size"
-    SMALL = "offload", "smaller than 64 KiB"
+    SMALL = "offload", "it is smaller than 64 KiB"
     HOST_INT32 = "offload", "TensorFlow keeps int32 tensors in host memory"
     RETURNED = "offload", "the step returns it"
-    LIST_SHARES = "offload", "a list shares it"
-    LIST_FILLED = "offload", "a loop fills it"
-    LIST_UNKNOWN = "offload", "what a loop puts in is not known before it runs"
-    COLLECTIVE = "offload", "{op} talks to other devices"
+    LIST_SHARES = "offload", "a list of a loop shares its memory"
+    LIST_FILLED = "offload", "it is a list that a loop fills"
+    LIST_UNKNOWN = "offload", "what a loop puts into it is not known before the loop runs"
+    COLLECTIVE = "offload", "{op} communicates with other devices"
     OTHER_DEVICE = "offload", "another device reads it"
-    SEVERAL_SHAPES = "offload", "it is read under several shapes"
+    SEVERAL_SHAPES = "offload", "ops read it under several shapes"
     UNKNOWN_SIZE = "offload", "its size is not known before it runs"
     PAIRED = "offload", "oneDNN's gradient reads it straight from the op that made it"
 
@@ -350,28 +395,3 @@ def _renamed(key: str, value: object, names: Mapping[str, str]) -> object:
 def fault(error: Exception) -> Refusal:
     """A failure of tfmem's own."""
     return Reason.FAULT(error=f"{type(error).__name__}: {error}")
-
-
-def table() -> str:
-    """All reasons, as rows of a page."""
-    lines = ["| reason | refused by | sentence |", "|---|---|---|"]
-    for each in Reason:
-        fields = {name: f"*{name}*" for _, name, _, _ in string.Formatter().parse(each.sentence) if name}
-        lines.append(f"| `{each.name}` | {each.area} | {each.sentence.format(**fields)} |")
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the table between the marks of a page."""
-    parser = argparse.ArgumentParser(prog="python -m graph_passes.refusals", description="Writes the table of reasons.")
-    parser.add_argument("--document", type=Path, required=True, help="the page")
-    page: Path = parser.parse_args(arguments).document
-    text = page.read_text()
-    before, rest = text.split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    page.write_text(f"{before}{MARKS[0]}\n{table()}\n{MARKS[1]}{after}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

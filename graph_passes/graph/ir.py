@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from graph_passes.errors import GraphError
 
-MEMORY_OPS = frozenset({"MemOpOffload", "MemOpRelease", "MemOpPrefetch", "MemOpAwait", "MemOpProbe", "MemOpPreaccess"})
+_MOVES = ("MemOpOffload", "MemOpRelease", "MemOpPrefetch", "MemOpAwait")
+MEMORY_OPS = frozenset({*_MOVES, *(f"{op}Lists" for op in _MOVES), "MemOpProbe", "MemOpPreaccess"})
 
 
 class TensorId(NamedTuple):
@@ -354,9 +355,19 @@ def integer(value: Any) -> int:
     return value if isinstance(value, int) else int(value.i)
 
 
+def integers(value: Any) -> tuple[int, ...]:
+    """A list of integers as an attribute, read from a GraphDef or written by a pass; empty where there is none."""
+    return tuple(value.list.i if hasattr(value, "list") else value or ())
+
+
 def boolean(value: Any) -> bool:
     """A boolean attribute, read from a GraphDef or written by a pass; False where there is none."""
     return bool(value) if value is None or isinstance(value, bool) else bool(value.b)
+
+
+def whole(value: Any) -> int:
+    """An integer attribute, read from a GraphDef or written by a pass; 0 where there is none."""
+    return value or 0 if value is None or isinstance(value, int) else int(value.i)
 
 
 def floating(value: Any) -> float:

@@ -6,7 +6,10 @@ from graph_passes.graph.ir import Graph, TensorId
 
 
 def merged_pairs(graph: Graph) -> list[tuple[str, str]]:
-    """Pairs (op that stays, op that goes) that oneDNN's layout pass merges (mkl_layout_pass.cc, `minfo_`)."""
+    """Pairs (op that stays, op that goes) that oneDNN's layout pass merges (mkl_layout_pass.cc, `minfo_`).
+
+    It merges no pair of which one op has a control input.
+    """
     pairs = []
     for node in graph:
         if node.op == "Conv2DBackpropFilter" and len(node.inputs) == 3:
@@ -19,7 +22,7 @@ def merged_pairs(graph: Graph) -> list[tuple[str, str]]:
             readers = graph.uses(TensorId(node.name))
             if node.op == "Conv2D" and len(readers) == 1 and graph[readers[0].node].op == "BiasAdd":
                 pairs.append((node.name, readers[0].node))
-    return pairs
+    return [pair for pair in pairs if not any(graph[name].control for name in pair)]
 
 
 # gradient -> (the op that it belongs to, which of the gradient's inputs is that op's result)

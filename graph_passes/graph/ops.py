@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Any
 
-from graph_passes.graph.ir import Graph, Node, TensorId
+from graph_passes.graph.ir import Graph, Node, TensorId, whole
 
 
 class OpPattern(Enum):
@@ -52,6 +52,9 @@ IN_KERNELS = REDUCTIONS | {
 # Output n is input n: the same value, shape and dtype.
 IDENTITIES = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"})
 
+# Those whose gradient is the identity as well, unless a custom gradient was given to them.
+COPIES = IDENTITIES - {"StopGradient"}
+
 # Loops as functions.
 LOOPS = frozenset({"While", "StatelessWhile"})
 
@@ -79,6 +82,13 @@ _BINARY = (
 REUSING_OUTPUT = {"SoftmaxCrossEntropyWithLogits": 1, "SparseSoftmaxCrossEntropyWithLogits": 1}
 # Ops whose kernels call `forward_input_or_allocate_output`: they write into an input that no other op still needs.
 IN_PLACE = frozenset((*_UNARY.split(), *_BINARY.split(), *REUSING_OUTPUT))
+
+# Writes rows of input 0, whose only reader it is, and gives the same buffer out.
+WRITES_ROWS = "InplaceUpdate"
+IN_PLACE_OVER_FIRST = IN_PLACE | {WRITES_ROWS}
+
+# An attribute of a Slice of whole rows that shares the memory of what it slices.
+ROWS_ATTRIBUTE = "_tfmem_rows"
 
 # Deterministic ops without effects: on the same inputs they make the same bits again.
 _REPEATABLE = (
@@ -163,6 +173,9 @@ MATRIX_PRODUCTS = frozenset({*PATTERN_OF_PRODUCT, "_MklFusedBatchMatMulV2"})  # 
 # Convolutions of an input, before Grappler fuses anything into them.
 FORWARD_CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 
+# Products that are the same to the bit on the same inputs: libraries choose a kernel by shapes, once for each shape.
+REPEATABLE_PRODUCTS = MATRIX_PRODUCTS | FORWARD_CONVOLUTIONS | {"_FusedConv2D", "_FusedDepthwiseConv2dNative"}
+
 # What a layer does with its weights.
 PRODUCTS = CONVOLUTIONS | MATRIX_PRODUCTS
 
@@ -218,6 +231,31 @@ FIXED_SIZE = FLOATS | {
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
     "float8_e5m2", "float8_e4m3fn",
 }  # fmt: skip
+
+
+# A region: several ops that run as one. Under a memory budget one that takes variables also writes some.
+FUSION_OP = "TfmemFusion"
+
+
+def has_regions(graph: Graph) -> bool:
+    """Whether some ops of the graph run as one."""
+    return any(node.op == FUSION_OP for node in graph)
+
+
+def taken_by(node: Node) -> list[TensorId]:
+    """The variables that a region takes; none of another node."""
+    count = whole(node.attrs.get("N")) if node.op == FUSION_OP else 0
+    return node.inputs[len(node.inputs) - count :]
+
+
+def writes(node: Node) -> bool:
+    """Whether a node writes a variable: an update, or a region that holds updates."""
+    return is_update(node.op) or bool(taken_by(node))
+
+
+def shares_rows(node: Node) -> bool:
+    """Whether a node is a slice that shares the memory of what it slices."""
+    return node.op == "Slice" and ROWS_ATTRIBUTE in node.attrs
 
 
 def is_update(op: str) -> bool:

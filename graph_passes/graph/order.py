@@ -8,7 +8,7 @@ from custom_ops.ordering import topological_order
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.merged import merged_pairs
-from graph_passes.graph.ops import EXTERNAL, SHAPE_READERS, VIEWS
+from graph_passes.graph.ops import EXTERNAL, SHAPE_READERS, VIEWS, shares_rows
 
 TINY = 1e-3  # of the largest tensor's bytes
 
@@ -70,6 +70,9 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
     for stays, goes in merged:
         if graph[goes].op == "BiasAddGrad":
             place[goes] = place[stays] + 0.25
+        elif graph[goes].op == "BiasAdd":  # the merged op reads the bias as well, which must not wait for the product
+            for name in set(graph.predecessors(graph[goes])).difference((stays,)):
+                place[name] = min(place[name], place[stays] - 0.25)
     # A node is due when its first reader is: Grappler moves constants and casts about, and they must not wait.
     for name in reversed(order):
         readers = [place[s] for s in graph.successors(graph[name])]
@@ -115,6 +118,8 @@ def _freeing(graph: Graph, order: Sequence[str]) -> set[str]:
     found = set()
     for name in order:
         node = graph[name]
+        if shares_rows(node):  # it holds what it slices
+            continue
         freed = 0
         for tensor in set(node.inputs):
             held = graph[tensor.node].op in EXTERNAL

@@ -87,7 +87,8 @@ class Rewrite:
         inputs: (data input, new tensor), where only some readers of a tensor are given the new one.
         order: (node, the node that it waits for).
         replaced: nodes that nothing needs any more.
-        successor: the new node that others wait for in place of a replaced one; "" where nothing is replaced.
+        successor: the node, new or another one of the graph, that others wait for in place of a replaced one; "" where
+            nothing is replaced.
         renamed: names of replaced nodes with one output that are fetched by name, and the tensor that takes the name.
     """
 
@@ -196,13 +197,14 @@ class _Applier:
         for use, tensor in places:
             editor.rewire(use.node, use.index, tensor)
         self._move(moved)
+        successor = self._names.get(rewrite.successor, rewrite.successor)
         for gone in replaced:
             for waiting in list(graph.waiting(gone)):
                 if waiting not in rewrite.replaced:
-                    editor.add_control(waiting, self._names[rewrite.successor])
+                    editor.add_control(waiting, successor)
                     editor.remove_control(waiting, gone.name)
         if rewrite.successor:
-            self._succeeded.update(dict.fromkeys(rewrite.replaced, self._names[rewrite.successor]))
+            self._succeeded.update(dict.fromkeys(rewrite.replaced, successor))
 
     def remove(self, rewrite: Rewrite, renames: bool) -> None:
         """Take out what `rewrite` replaced, and, with `renames`, give its names to what stands there now."""

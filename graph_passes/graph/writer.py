@@ -132,6 +132,15 @@ class Writer:
         first = self.once("SplitV", inputs, attrs, outputs=len(sizes))
         return tuple(TensorId(first.node, index) for index in range(len(sizes)))
 
+    def unpacked(self, tensor: TensorId, dtype: str, count: int) -> tuple[TensorId, ...]:
+        """The items along the first dimension."""
+        first = self.once("Unpack", [tensor], {"T": DataType(dtype), "num": count, "axis": 0}, outputs=count)
+        return tuple(TensorId(first.node, index) for index in range(count))
+
+    def packed(self, tensors: Sequence[TensorId], dtype: str) -> TensorId:
+        """The tensors as items of one."""
+        return self.once("Pack", tensors, {"T": DataType(dtype), "N": len(tensors), "axis": 0})
+
     def expanded(self, tensor: TensorId, dtype: str, axis: int) -> TensorId:
         """One more dimension, of size 1."""
         attrs: dict[str, AttrValue] = {"T": DataType(dtype), "Tdim": DataType(SHAPE_DTYPE)}

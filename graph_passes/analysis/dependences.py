@@ -47,6 +47,20 @@ class Dependences:
                 found[place].append(number)
         return tuple(map(tuple, found))
 
+    def behind(self, members: Collection[int], end: int) -> set[int]:
+        """What waits for one of `members` without being one, up to the number `end`."""
+        found: set[int] = set()
+        for number in range(min(members, default=end), end):
+            if number not in members and any(other in members or other in found for other in self.before[number]):
+                found.add(number)
+        return found
+
+    def is_convex(self, members: Collection[int]) -> bool:
+        """Whether no path leaves `members` and comes back."""
+        members = set(members)
+        behind = self.behind(members, max(members, default=0) + 1)
+        return not any(other in behind for number in members for other in self.before[number])
+
     def among(self, members: Sequence[int]) -> Dependences:
         """The dependences among `members` alone, given in increasing order, renumbered from 0."""
         place = {number: index for index, number in enumerate(members)}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern, called
-from graph_passes.graph.ir import Graph, Node, TensorId, texts
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
+from graph_passes.graph.ops import passed
 from graph_passes.refusals import Reason, Refusal
 
 
@@ -43,6 +44,8 @@ CUDA = Capabilities(
             ("ResourceGather", 1),
             ("ResourceScatterAdd", 1),
             ("ResourceScatterSub", 1),
+            ("ResourceScatterUpdate", 1),
+            ("ScatterNd", 0),
             ("UnsortedSegmentSum", 1),
             ("SparseSoftmaxCrossEntropyWithLogits", 1),
             ("OneHot", 0),
@@ -78,7 +81,11 @@ _ASYNCHRONOUS = frozenset(
 _RAISES = {
     "SparseSoftmaxCrossEntropyWithLogits": "a label that is no class",
     "UnsortedSegmentSum": "an id that is no segment's",
+    "ScatterNd": "an index that is no position",
+    **dict.fromkeys(("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"), "an index that is no row's"),
 }
+# TensorFlow's kernel sorts; ours compare all pairs.
+_RANKS = frozenset({"TopK", "TopKV2"})
 
 
 # TensorFlow's kernel copies each part to its place; one of ours computes each part everywhere, and selects. From so
@@ -106,6 +113,8 @@ def _on_a_cpu(graph: Graph, node: Node, op_pattern: NodePattern) -> NodePattern:
         return op_pattern
     if node.op in _RAISES:
         return called(graph, node, Reason.RAISES(what=_RAISES[node.op]))
+    if node.op in _RANKS:
+        return called(graph, node, Reason.RANKED_ON_CPU())
     if node.op in _JOINS and _joined(graph, node, op_pattern) > _MOST_JOINED:
         copied = called(graph, node, Reason.JOINS())
         return copied if copied.pattern is OpPattern.CALL else op_pattern
@@ -137,6 +146,25 @@ def within(
         if reason and found[node.name].pattern is not OpPattern.OPAQUE:
             found[node.name] = NodePattern(OpPattern.OPAQUE, reason)
             pending += [tensor.node for tensor in node.inputs if found[tensor.node].pattern in IN_KERNELS]
+    return found
+
+
+# Where cuDNN trains, what the forward op leaves for its gradient is the inverse of the deviation. A rule leaves the
+# variance, which the rule of the gradient reads.
+_NORMALISES = {"FusedBatchNormGradV3": "FusedBatchNormV3", "_FusedBatchNormGradEx": "_FusedBatchNormEx"}
+_VARIANCE = 4  # the gradient's input
+
+
+def without_forward(graph: Graph, known: Mapping[str, NodePattern], outside: Collection[str]) -> dict[str, NodePattern]:
+    """The gradients of batch norms in kernels on a GPU whose forward op TensorFlow's kernel runs: to stay outside."""
+    found = {}
+    for node in graph:
+        if node.op not in _NORMALISES or known[node.name].pattern is OpPattern.OPAQUE:
+            continue
+        variance = passed(graph, node.inputs[_VARIANCE])
+        training = "is_training" not in node.attrs or boolean(node.attrs["is_training"])
+        if training and variance.node in outside and graph[variance.node].op == _NORMALISES[node.op]:
+            found[node.name] = NodePattern(OpPattern.OPAQUE, Reason.BATCH_NORM_APART(tensor=variance))
     return found
 
 
@@ -176,7 +204,8 @@ def _compared_on_host(device: Capabilities, graph: Graph, node: Node) -> bool:
 
 
 def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePattern) -> Refusal | None:
-    numbers = [*(node.inputs[place] for place in op_pattern.operands), *graph.tensors(node)]
+    given = [place for place in op_pattern.operands if (node.op, place) not in device.reads]
+    numbers = [*(node.inputs[place] for place in given), *graph.tensors(node)]
     held = numbers if op_pattern.writes else graph.tensors(node) if op_pattern.reads else ()
     for tensor in held:
         spec = graph.specs.get(tensor)

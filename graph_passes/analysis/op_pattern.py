@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from custom_ops.expr.program import DTYPES
-from custom_ops.fusion.check import VALUE_DTYPES
+from custom_ops.fusion.region_check import VALUE_DTYPES
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import (
     DRAWS,
@@ -67,8 +67,8 @@ def pattern_of(graph: Graph, node: Node) -> NodePattern:
         return NodePattern(OpPattern.OPAQUE, Reason.ARGUMENT())
     if rule is None:
         return called(graph, node, Reason.NO_RULE(op=node.op))
-    read = everything[slice(*rule.operands)]
-    made = list(graph.tensors(node))[: rule.outputs]
+    read = tuple(place for place in everything[slice(*rule.operands)] if place not in rule.unread)
+    made = [tensor for tensor in graph.tensors(node) if tensor.index not in rule.reserved]
     given = [] if rule.states else [node.inputs[place] for place in read]
     problem = _problem(graph, given + made)
     problem = problem or rule.refusal(graph, node) or _view_problem(graph, node, rule)
@@ -127,7 +127,7 @@ def called(graph: Graph, node: Node, problem: Refusal) -> NodePattern:
     if is_update(node.op):
         return NodePattern(OpPattern.OPAQUE, Reason.UPDATE_WITHOUT_RULE(because=problem))
     if node.stateful:
-        return NodePattern(OpPattern.OPAQUE, Reason.STATEFUL(op=node.op))
+        return NodePattern(OpPattern.OPAQUE, problem if node.op in RULES else Reason.STATEFUL(op=node.op))
     tensors = [*node.inputs, *graph.tensors(node)]
     specs = [graph.specs.get(tensor) for tensor in tensors]
     fixed = all(spec is not None and spec.dtype in VALUE_DTYPES and spec.shape is not None for spec in specs)

@@ -9,6 +9,7 @@ k-th of a group in one lane meets the k-th of that group in every other.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,9 @@ from graph_passes.errors import GraphError
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node
 from graph_passes.graph.order import topological
-from graph_passes.lower.values import integers
+from graph_passes.lower.known_numbers import integers
 
-GROUP_KEY = 2  # the input of a collective of the second version that names its group
+GROUP_SIZE, GROUP_KEY = 1, 2  # the inputs of a collective of the second version that say which group it is of
 _TOKENS = 4  # before the tokens: data, size and key of the group, key of the instance
 
 
@@ -43,6 +44,92 @@ def lanes(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.device for node in graph if node.device))
 
 
+def every_device(graph: Graph) -> tuple[str, ...]:
+    """`lanes` of the graph and of all functions that it calls."""
+    inner = (device for function in graph.functions.values() for device in every_device(function.graph))
+    return tuple(dict.fromkeys((*lanes(graph), *inner)))
+
+
+def collective_inside(graph: Graph) -> str:
+    """The first collective of a branch, a loop or another function that meets one outside, in words; "" if none does.
+
+    A node whose function holds all that meet waits for nothing but what it reads, like any other. One whose function
+    holds all of this process waits for other processes, as a collective does.
+    """
+    return _inside(graph, _meeting_lanes(graph))
+
+
+def _inside(graph: Graph, here: frozenset[str]) -> str:
+    for (caller, _), function in graph.functions.items():
+        held = _unmet(function.graph, here)
+        if held is not None:
+            return (
+                f"collective '{held.name}' ({held.op}) is inside of a function that '{caller}' calls, and what it "
+                "meets is not"
+            )
+        deeper = _inside(function.graph, here)
+        if deeper:
+            return deeper
+    return ""
+
+
+def _unmet(body: Graph, here: frozenset[str]) -> Node | None:
+    """A collective that waits for one outside of a function's body, or perhaps does; None if there is none.
+
+    Args:
+        body: the function's.
+        here: the devices of this process that take part in collectives. What waits for other processes waits for
+            nothing outside of the body here, if all of them meet in it.
+    """
+    for node, size, lanes_held in _groups_in(body):
+        if lanes_held is None or len(set(lanes_held.values())) > 1:
+            return node
+        if len(lanes_held) != size and frozenset(lanes_held) != here:
+            return node
+    return None
+
+
+def _groups_in(body: Graph) -> Iterator[tuple[Node, int, Counter[str] | None]]:
+    """For each group of devices that meet in a body: a collective, how many devices the group has, and how many
+    collectives each lane has; None where the group is not known. "" is the lane of ops without a device."""
+    in_lanes: dict[int, Counter[str]] = {}
+    latest: dict[int, tuple[Node, int]] = {}
+    for node in filter(is_collective, body):
+        key, size = constant_input(body, node, GROUP_KEY), constant_input(body, node, GROUP_SIZE)
+        if key is None or size is None:
+            yield node, 0, None
+            continue
+        in_lanes.setdefault(key, Counter())[node.device] += 1
+        latest[key] = node, size
+    for key, (node, size) in latest.items():
+        yield node, size, in_lanes[key]
+
+
+def _meeting_lanes(graph: Graph) -> frozenset[str]:
+    """The devices of this process that take part in collectives, in the graph or in functions that it calls."""
+    own = {node.device for node in graph if is_collective(node)}
+    return frozenset(own.union(*(_meeting_lanes(function.graph) for function in graph.functions.values())))
+
+
+def awaited_elsewhere(graph: Graph) -> dict[str, frozenset[str]]:
+    """The nodes whose functions wait for other processes, by name, and the devices that meet those there."""
+    found: dict[str, frozenset[str]] = {}
+    for (caller, _), function in graph.functions.items():
+        groups = [(size, held) for _, size, held in _groups_in(function.graph) if held is not None]
+        devices = frozenset[str]().union(
+            *(held for size, held in groups if size > len(held)), *awaited_elsewhere(function.graph).values()
+        )
+        if devices:
+            found[caller] = found.get(caller, frozenset()) | devices
+    return found
+
+
+def constant_input(graph: Graph, node: Node, position: int) -> int | None:
+    """A constant integer that a collective of the second version takes; None if it is not known."""
+    known = integers(graph, node.inputs[position]) if len(node.inputs) > position else None
+    return known[0] if known else None
+
+
 def is_collective(node: Node) -> bool:
     """Whether the node waits for nodes of other devices or processes."""
     return node.op in ops.COLLECTIVES
@@ -51,10 +138,17 @@ def is_collective(node: Node) -> bool:
 def meetings(graph: Graph) -> tuple[Meeting, ...]:
     """The collectives of a step, put together as they meet.
 
+    A node whose function meets other processes is no meeting here, since it is one node. It has an order among the
+    collectives of its lanes: without it, another process could run the two the other way round.
+
     Raises:
-        GraphError: two collectives of a lane have no order, a group's key is not known, or a function holds one.
+        GraphError: two collectives of a lane have no order, a group's key is not known, or a function holds one
+            that meets another outside.
     """
-    _refuse_inside(graph)
+    inside = collective_inside(graph)
+    if inside:
+        raise GraphError(f"{inside}; expected all that meet in one function")
+    elsewhere = awaited_elsewhere(graph)
     in_lane: dict[str, int] = {}  # how many collectives a lane has so far
     latest: dict[str, dict[str, int]] = {}  # node -> lane -> the last collective of the lane that it waits for
     turns: dict[tuple[str, int], int] = {}
@@ -62,15 +156,16 @@ def meetings(graph: Graph) -> tuple[Meeting, ...]:
     for name in topological(graph):
         node = graph[name]
         waited = _merged(latest[before] for before in dict.fromkeys(graph.predecessors(node)))
-        if is_collective(node):
-            place = in_lane.get(node.device, 0)
-            if waited.get(node.device, 0) != place:
+        for lane in sorted(elsewhere.get(name, frozenset({node.device} if is_collective(node) else ()))):
+            place = in_lane.get(lane, 0)
+            if waited.get(lane, 0) != place:
                 raise GraphError(
-                    f"collective '{name}' ({node.op}) has no order among those of {node.device or 'its device'}; "
+                    f"collective '{name}' ({node.op}) has no order among those of {lane or 'its device'}; "
                     "expected an ordering token, as tf.distribute gives it in TensorFlow 2"
                 )
-            in_lane[node.device] = place + 1
-            waited = {**waited, node.device: place + 1}
+            in_lane[lane] = place + 1
+            waited = {**waited, lane: place + 1}
+        if is_collective(node):
             group = _group(graph, node)
             turn = turns.get((node.device, group), 0)
             turns[node.device, group] = turn + 1
@@ -164,21 +259,10 @@ def _merged(parts: Iterator[dict[str, int]]) -> dict[str, int]:
 
 
 def _group(graph: Graph, node: Node) -> int:
-    key = integers(graph, node.inputs[GROUP_KEY]) if len(node.inputs) > _TOKENS else None
-    if not key:
+    key = constant_input(graph, node, GROUP_KEY) if len(node.inputs) > _TOKENS else None
+    if key is None:
         raise GraphError(
             f"collective '{node.name}' ({node.op}) has no constant group key and ordering token; expected those that "
             "tf.distribute gives in TensorFlow 2"
         )
-    return key[0]
-
-
-def _refuse_inside(graph: Graph) -> None:
-    for (caller, _), function in graph.functions.items():
-        for node in function.graph:
-            if is_collective(node):
-                raise GraphError(
-                    f"collective '{node.name}' ({node.op}) is inside of a function that '{caller}' calls; tfmem edits "
-                    "steps whose collectives run once in each step"
-                )
-        _refuse_inside(function.graph)
+    return key

@@ -8,7 +8,8 @@ from math import prod
 from typing import Protocol
 
 from graph_passes.analysis.cost import cpu
-from graph_passes.analysis.cost.device import Device
+from graph_passes.analysis.cost.device_costs import Device
+from graph_passes.analysis.cost.region_costs import region_costs
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, text
 
@@ -43,14 +44,22 @@ class Roofline:
 
     def seconds(self, graph: Graph, node: Node) -> float:
         """See `CostModel`. Views and constants cost nothing."""
-        if node.op in ops.VIEWS or node.op in ops.EXTERNAL:
+        if node.op in ops.VIEWS or node.op in ops.EXTERNAL or ops.shares_rows(node):
             return 0.0
+        region = region_costs(node)
+        if region is not None:
+            rates = self.device
+            work = sum(max(flops / rates.flops, moved / rates.bandwidth) for moved, flops in region.steps)
+            return rates.launch + work
         moved = _moved(graph, node)
         work = max(flops(graph, node) / self.device.flops, moved / self.device.bandwidth)
         return self.device.launch + work if moved else 0.0
 
     def workspace(self, graph: Graph, node: Node) -> int:
         """See `CostModel`. A convolution takes about its operands' bytes, in another layout, within the limit."""
+        region = region_costs(node)
+        if region is not None:
+            return region.workspace
         if not self.is_gpu:
             return cpu.workspace(graph, node)
         again = 0
@@ -109,6 +118,10 @@ def held(graph: Graph, below: int | None = None) -> int:
 
 def _moved(graph: Graph, node: Node) -> int:
     """Bytes that `node` reads and makes."""
+    if node.op == ops.WRITES_ROWS:
+        return 2 * graph.nbytes(node.inputs[2])
+    if node.op == "Empty":
+        return 0
     return sum(map(graph.nbytes, (*node.inputs, *graph.tensors(node))))
 
 

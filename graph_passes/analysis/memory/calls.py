@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from graph_passes.analysis.cost.model import Roofline
-from graph_passes.analysis.memory.lists import PARTS
+from graph_passes.analysis.memory.lists import PARTS, steps_of
 from graph_passes.analysis.memory.liveness import build_timeline
 from graph_passes.graph.ir import Function, Graph, Node
 from graph_passes.graph.order import is_acyclic, schedule
@@ -19,8 +19,14 @@ class WithCalls:
     estimate: Roofline
 
     def seconds(self, graph: Graph, node: Node) -> float:
-        """See `CostModel`."""
-        return self.estimate.seconds(graph, node)
+        """See `CostModel`. A loop takes its steps' time, one step's where their number is not known."""
+        own = self.estimate.seconds(graph, node)
+        if (node.name, "cond") in graph.functions:
+            steps = steps_of(graph, node)
+            parts = [graph.functions.get((node.name, part)) for part in ("cond", "body")]
+            return own + (1 if steps is None else steps) * sum(_seconds(each, self.estimate) for each in parts if each)
+        parts = [graph.functions.get((node.name, part)) for part in PARTS]
+        return own + max((_seconds(each, self.estimate) for each in parts if each), default=0.0)
 
     def workspace(self, graph: Graph, node: Node) -> int:
         """See `CostModel`. A call takes the most that one run of its function needs at once, where sizes are known."""
@@ -31,6 +37,13 @@ class WithCalls:
     def base(self, graph: Graph) -> int:
         """See `CostModel`."""
         return self.estimate.base(graph)
+
+
+@lru_cache(maxsize=32)
+def _seconds(function: Function, estimate: Roofline) -> float:
+    """The time that a function takes to run once."""
+    costs = WithCalls(estimate)
+    return sum(costs.seconds(function.graph, node) for node in function.graph)
 
 
 @lru_cache(maxsize=32)

@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from graph_passes.analysis.cost.region_costs import region_costs
+from graph_passes.analysis.memory.loop_lists import EMPTY, VARIANT, only_reads
 from graph_passes.analysis.memory.timeline import Buffer, Chain
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId
@@ -82,16 +84,26 @@ class Known:
 
     def _runs_again(self, node: Node, device: str) -> bool:
         outside = ops.EXTERNAL | ops.COLLECTIVES
-        return not node.stateful and node.op not in outside and node.device == device and bool(node.outputs)
+        effects = node.stateful and not _is_repeatable_region(node) and not only_reads(self.graph, node)
+        return (
+            not effects
+            and not ops.shares_rows(node)
+            and node.op not in outside
+            and node.device == device
+            and bool(node.outputs)
+        )
 
     def _repeats(self, node: Node) -> bool:
         """Whether the op can be one of several; one that a kernel library merges might run by another kernel."""
-        return node.op in ops.REPEATABLE and node.name not in self.merged
+        repeats = node.op in ops.REPEATABLE | ops.REPEATABLE_PRODUCTS or _is_repeatable_region(node)
+        return repeats and node.name not in self.merged
 
     def _there_until(self, tensor: TensorId, root: TensorId) -> int:
         """The last position before which a chain for the buffer of `root` can read `tensor`; -1 if it cannot."""
         end, owner = len(self.order), self.owner[tensor]
         node = self.graph[owner.node]
+        if node.op == EMPTY:  # of lists: it holds nothing
+            return end
         if node.op in ops.EXTERNAL:  # a variable's value is the same until the variable is written
             return min(self.written.get(ops.passed(self.graph, each), end) for each in (owner, *node.inputs))
         spec = self.graph.specs.get(tensor)
@@ -101,7 +113,7 @@ class Known:
             return end
         last = max((self.position[use.node] for use in self.graph.uses(tensor)), default=-1)
         if owner not in self.index:  # of no bytes
-            return end
+            return last if ops.shares_rows(node) else end
         buffer = self.buffers[self.index[owner]]
         is_last = not buffer.uses or last == buffer.uses[-1]  # no other op writes over it later
         return end if is_last and buffer.nbytes < SMALLEST_MOVED else last
@@ -111,9 +123,11 @@ class Known:
         found: dict[TensorId, int] = {}
         for place, name in enumerate(self.order):
             node = self.graph[name]
-            if ops.is_update(node.op) or (node.stateful and node.op not in ops.READS | ops.EXTERNAL):
-                for tensor in node.inputs:
-                    found.setdefault(ops.passed(self.graph, tensor), place)
+            harmless = node.op in ops.READS | ops.EXTERNAL | {ops.FUSION_OP}
+            stateful = node.stateful and not harmless and not only_reads(self.graph, node)
+            written = node.inputs if ops.is_update(node.op) or stateful else ops.taken_by(node)
+            for tensor in written:
+                found.setdefault(ops.passed(self.graph, tensor), place)
         return found
 
     def _held(self, names: Sequence[str], target: TensorId) -> tuple[int, ...] | None:
@@ -128,6 +142,11 @@ class Known:
             node = self.graph[name]
             for tensor in self.graph.tensors(node):
                 spec = self.graph.specs.get(tensor)
+                if spec is not None and spec.dtype == VARIANT and node.op in ops.LOOPS:
+                    if self.owner[tensor] == tensor:  # a list, or several that move together
+                        size[tensor] = self.buffers[self.index[tensor]].nbytes if tensor in self.index else 0
+                        root[tensor], until[tensor] = tensor, last.get(tensor, place)
+                    continue
                 if spec is None or spec.nbytes is None:
                     return None
                 over = self._over(node, tensor, root, size, until, place)
@@ -161,6 +180,11 @@ class Known:
             if size[over] == specs[tensor].nbytes and specs[over].dtype == specs[tensor].dtype:
                 return over
         return None
+
+
+def _is_repeatable_region(node: Node) -> bool:
+    region = region_costs(node)
+    return region is not None and region.repeats
 
 
 def read_across(graph: Graph, position: Mapping[str, int], views: Sequence[TensorId], last: int) -> list[TensorId]:

@@ -7,7 +7,7 @@ how much that is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ PARTS = ("body", "f", "then_branch", "else_branch")  # attributes that name what
 MOST_STEPS = 20_000  # of a loop that are counted: one takes some 20 us
 _VARIANT = "variant"
 
-_ADDS = {"TensorListPushBack": 1, "TensorListSetItem": 2, "TensorListPushBackBatch": 1}  # which input is the item
+ADDS = {"TensorListPushBack": 1, "TensorListSetItem": 2, "TensorListPushBackBatch": 1}  # which input is the item
 _EMPTY = frozenset({"EmptyTensorList", "TensorListReserve", "OptionalNone"})
 _SCALARS: Mapping[str, Callable[..., Any]] = {
     "Add": operator.add,
@@ -84,20 +84,53 @@ def list_sizes(graph: Graph, position: Mapping[str, int] | None = None) -> dict[
 
 def steps_of(graph: Graph, node: Node) -> int | None:
     """How many steps a loop makes, where that depends on constants alone; None if it does not, or if they are many."""
+    values = list(_values(graph, node))
+    return len(values) - 1 if values and values[-1] is not None else None
+
+
+def scalars_at(graph: Graph, node: Node, steps: Sequence[int]) -> list[dict[int, Any]]:
+    """The scalars that tell when a loop ends, by their places, before each of these steps; empty if not all are known.
+
+    The loop makes so many steps, as `steps_of` says.
+    """
+    values = list(_values(graph, node))
+    return [values[step] or {} for step in steps]
+
+
+def _values(graph: Graph, node: Node, asked: Collection[int] = ()) -> Iterator[dict[int, Any] | None]:
+    """The scalars that tell when a loop ends, and others that are asked for: before each step, and at last after all;
+    at last None if it is not known when the loop ends."""
     cond, body = (graph.functions.get((node.name, part)) for part in ("cond", "body"))
     if cond is None or body is None:
-        return None
-    wanted = _arguments(cond, [cond.results[0]])
+        yield None
+        return
+    wanted = _arguments(cond, [cond.results[0]]) | set(asked)
     while (more := wanted | _arguments(body, [body.results[place] for place in wanted])) != wanted:
         wanted = more
-    values = {place: ops.scalar_value(graph, node.inputs[place]) for place in wanted}
-    for count in range(MOST_STEPS):
-        asked = _Scalars(cond, values)[cond.results[0]]
-        if not asked:
-            return None if asked is None else count
+    values = {place: _scalar(graph, node.inputs[place]) for place in wanted}
+    for _ in range(MOST_STEPS):
+        goes_on = _Scalars(cond, values)[cond.results[0]]
+        if goes_on is None:
+            break
+        yield values
+        if not goes_on:
+            return
         scalars = _Scalars(body, values)
         values = {place: scalars[body.results[place]] for place in wanted}
-    return None
+    yield None
+
+
+def _scalar(graph: Graph, tensor: TensorId) -> Any:
+    """A constant's number, or what a loop leaves behind that counts steps; None if that is not known."""
+    tensor = ops.passed(graph, tensor)
+    node = graph[tensor.node]
+    if node.op not in ops.LOOPS:
+        return ops.scalar_value(graph, tensor)
+    spec = graph.specs.get(tensor)
+    if spec is None or spec.shape != ():
+        return None
+    *_, last = _values(graph, node, [tensor.index])
+    return None if last is None else last[tensor.index]
 
 
 def _is_list(graph: Graph, tensor: TensorId) -> bool:
@@ -128,7 +161,7 @@ def _is_argument(body: Function, tensor: TensorId, place: int) -> bool:
     return ops.passed(body.graph, tensor).node == body.arguments[place]
 
 
-def _is_sum(body: Function, place: int) -> bool:
+def is_sum(body: Function, place: int) -> bool:
     """Whether a list is added to in each step element by element, as gradients of what a loop reads are."""
     node = body.graph[ops.passed(body.graph, body.results[place]).node]
     return node.op in ("AddN", "AddV2") and any(_is_argument(body, tensor, place) for tensor in node.inputs)
@@ -140,8 +173,8 @@ def _of_loop(
     body = graph.functions.get((node.name, "body"))
     if body is None:
         return dict.fromkeys(lists)
-    inside = _Inside(body, carries=True)
-    sums = {tensor for tensor in lists if _is_sum(body, tensor.index)}
+    inside = Inside(body, carries=True)
+    sums = {tensor for tensor in lists if is_sum(body, tensor.index)}
     each = {tensor: inside.added(body.results[tensor.index]) for tensor in lists if tensor not in sums}
     filled = {tensor: size for tensor, size in each.items() if size is None or size.nbytes}
     steps = steps_of(graph, node) if any(filled.values()) else None
@@ -154,13 +187,13 @@ def _of_loop(
 def _of_call(graph: Graph, node: Node, tensor: TensorId) -> ListSize | None:
     """The most that one of its branches puts in."""
     bodies = [graph.functions[node.name, part] for part in PARTS if (node.name, part) in graph.functions]
-    found = [_Inside(body).added(body.results[tensor.index]) for body in bodies]
+    found = [Inside(body).added(body.results[tensor.index]) for body in bodies]
     known = [size for size in found if size is not None]
     return max(known, key=lambda size: size.nbytes) if len(known) == len(found) else None
 
 
 @dataclass
-class _Inside:
+class Inside:
     """What one run of a body puts into lists. A buffer that goes into several counts in the first alone.
 
     Attributes:
@@ -186,8 +219,8 @@ class _Inside:
                 return found
             if node.op == "TensorListPopBack" and tensor.index == 0:
                 item, before = ListSize(), node.inputs[0]
-            elif node.op in _ADDS:
-                item, before = self.item(node.inputs[_ADDS[node.op]]), node.inputs[0]
+            elif node.op in ADDS:
+                item, before = self.item(node.inputs[ADDS[node.op]]), node.inputs[0]
             elif node.op == "OptionalFromValue":
                 return self.items(node.inputs)
             elif node.op in ops.LOOPS and tensor in self.within:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 from graph_passes.analysis.cost.model import CostModel
+from graph_passes.analysis.cost.region_costs import region_costs
 from graph_passes.analysis.memory.chains import SMALLEST_MOVED, Known, read_across
 from graph_passes.analysis.memory.lists import ListSize, list_sizes
+from graph_passes.analysis.memory.loop_lists import left_behind, lists_together, passed_on
 from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
 from graph_passes.errors import UnknownShapeError
 from graph_passes.graph import ops
@@ -42,26 +44,42 @@ def build_timeline(
     of which it is not known what a loop puts in is pinned by `Reason.LIST_UNKNOWN`.
     """
     position = {name: index for index, name in enumerate(order)}
-    owner = _owners(graph, order, position)
+    lists = list_sizes(graph, position)
+    together = {found[0]: (found, size) for found, size in lists_together(graph, lists)}
+    held = {result: root for root, (found, _) in together.items() for result in _left_behind(graph, root, found)}
+    owner = _owners(graph, order, position, held)
+    owner.update((tensor, root) for root, (found, _) in together.items() for tensor in found)
+    carried = passed_on(graph, lists, order)
+    owner.update((tensor, first) for tensor, (first, _) in carried.items())
+    grown = dict(carried.values())
     shared: dict[TensorId, list[TensorId]] = {}
     for tensor, root in owner.items():
         shared.setdefault(root, []).append(tensor)
 
+    def uses_of(root: TensorId) -> set[int]:
+        return {place for view in shared[root] for place in _uses(graph, position, view)}
+
     fetched = set(fetches)
     only_updates = frozenset(position[name] for name in update_only(graph, order))
-    buffers, pauses, lists = [], [], list_sizes(graph, position)
+    buffers, pauses = [], []
     for root, views in shared.items():
         node = graph[root.node]
         if node.op in ops.EXTERNAL:
             continue
-        uses = sorted({position[use.node] for view in views for use in graph.uses(view)})
+        if ops.shares_rows(node):  # it is in the memory of its input
+            continue
+        uses = sorted(uses_of(root) | (uses_of(owner[held[root]]) if root in held else set()))
         start = position[root.node]
         if root in lists:
-            size = lists[root] or ListSize()
+            size = together[root][1] if root in together else grown.get(root) or lists[root] or ListSize()
+            again = sum(graph.nbytes(result) for result, by in held.items() if by == root)
+            size = replace(size, nbytes=max(0, size.nbytes - again))  # which count as themselves
             pauses += [(a, b) for a, b in pairwise((start, *uses)) if b - a > 1 and size.nbytes >= SMALLEST_MOVED]
-            reason = Reason.LIST_UNKNOWN() if lists[root] is None else Reason.LIST_FILLED()
-            held = Buffer(root, size.nbytes, start, tuple(uses), tuple(views), pinned_by=reason)
-            buffers.append(replace(held, element=size.element, fetched=not fetched.isdisjoint(views)))
+            is_fetched = not fetched.isdisjoint(views)
+            movable = root in together and size.element >= SMALLEST_MOVED and not is_fetched
+            reason = Reason.LIST_UNKNOWN() if lists[root] is None else None if movable else Reason.LIST_FILLED()
+            filled = Buffer(root, size.nbytes, start, tuple(uses), tuple(views), (start,), reason, is_fetched)
+            buffers.append(replace(filled, element=size.element))
             continue
         # A view's op reads the buffer's address only, but holds a reference: it counts as a use.
         spec = graph.specs.get(root)
@@ -71,7 +89,7 @@ def build_timeline(
                 buffers.append(Buffer(root, 0, start, tuple(uses), tuple(views), pinned_by=Reason.UNKNOWN_SIZE()))
             continue
         is_fetched = any(view in fetched for view in views)
-        pinned = _pinned(graph, position, views, tuple(uses), is_fetched)
+        pinned = Reason.LIST_FILLED() if root in held else _pinned(graph, position, views, tuple(uses), is_fetched)
         if not pinned and merging and is_paired(graph, root):
             pinned = Reason.PAIRED()
         reads = [use for use in uses if use not in only_updates]
@@ -93,6 +111,16 @@ def build_timeline(
     return Timeline(steps, known.with_chains(), turn, costs.base(graph), only_updates)
 
 
+def _uses(graph: Graph, position: Mapping[str, int], tensor: TensorId) -> set[int]:
+    """Positions that read a tensor; while a slice that shares its memory lives, all of them."""
+    found = {position[use.node] for use in graph.uses(tensor)}
+    for use in graph.uses(tensor):
+        if ops.shares_rows(graph[use.node]):
+            read = [position[each] for each in graph.readers(graph[use.node])]
+            found.update(range(position[use.node], max(read, default=position[use.node]) + 1))
+    return found
+
+
 def update_only(graph: Graph, order: Sequence[str]) -> set[str]:
     """The ops between a weight's gradient and its update: whatever they make reaches nothing but updates.
 
@@ -103,13 +131,20 @@ def update_only(graph: Graph, order: Sequence[str]) -> set[str]:
     for name in reversed(order):
         node = graph[name]
         readers = set(graph.readers(node))
-        if ops.is_update(node.op) or (readers and node.op not in others and readers <= found):
+        updates = ops.is_update(node.op) or (ops.writes(node) and readers <= found)
+        if updates or (readers and node.op not in others and readers <= found):
             found.add(name)
     return found
 
 
-def _owners(graph: Graph, order: Sequence[str], position: Mapping[str, int]) -> dict[TensorId, TensorId]:
-    """For each tensor, the output that allocated its buffer."""
+def _left_behind(graph: Graph, root: TensorId, lists: Collection[TensorId]) -> tuple[TensorId, ...]:
+    return left_behind(graph, graph[root.node], [tensor for tensor in lists if tensor.node == root.node])
+
+
+def _owners(
+    graph: Graph, order: Sequence[str], position: Mapping[str, int], held: Container[TensorId]
+) -> dict[TensorId, TensorId]:
+    """For each tensor, the output that allocated its buffer; nothing is written over what is `held`."""
     owner: dict[TensorId, TensorId] = {}
     last_use: dict[TensorId, int] = {}
     for name in order:
@@ -120,14 +155,18 @@ def _owners(graph: Graph, order: Sequence[str], position: Mapping[str, int]) -> 
         owner.update((tensor, tensor) for tensor in graph.tensors(node))
         if not node.inputs or not node.outputs:
             continue
+        region = region_costs(node)
+        for place, read in region.views if region else ():
+            root = owner[TensorId(name, place)] = owner[node.inputs[read]]
+            last_use[root] = max(last_use[root], last_use[TensorId(name, place)])
         output = TensorId(name, ops.REUSING_OUTPUT.get(node.op, 0))
         if node.op in ops.VIEWS or node.op == SLICED:
             root = owner[output] = owner[node.inputs[0]]
             last_use[root] = max(last_use[root], last_use[output])
-        elif node.op in ops.IN_PLACE:
+        elif node.op in ops.IN_PLACE_OVER_FIRST:
             for tensor in node.inputs:
                 root = owner[tensor]
-                if last_use[root] == position[name] and _reusable(graph, root, output, node):
+                if root not in held and last_use[root] == position[name] and _reusable(graph, root, output, node):
                     owner[output] = root
                     last_use[root] = last_use[output]
                     break
@@ -144,6 +183,7 @@ def _reusable(graph: Graph, root: TensorId, output: TensorId, node: Node) -> boo
         and source.nbytes == target.nbytes
         and source.nbytes is not None
         and graph[root.node].op not in ops.EXTERNAL
+        and not ops.shares_rows(graph[root.node])
         and graph[root.node].device == node.device
     )
 

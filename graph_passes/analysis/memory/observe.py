@@ -1,15 +1,18 @@
-"""An observed step -> costs: what the probes of one step say about op times, workspace and what was alive before."""
+"""An observed step -> costs: what the probes of one step say about op times, workspace and what was alive before. What
+later steps say corrects them, op by op."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 from graph_passes.analysis.memory.simulate import Move, Padding, uncounted_under, usage_under
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import GraphError
+
+LITTLE = 64  # part of the memory that an op is given more of after it found none
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def observe(
     """
     samples = sorted(samples, key=lambda sample: sample.index)
     if not any(sample.index % 2 for sample in samples):
-        raise GraphError("the observed step wrote no samples; its probes did not run")
+        raise GraphError("internal error in tfmem: the probes of the step wrote no samples; please report this")
     modelled = usage_under(timeline, moves) - timeline.workspace - timeline.base
     kept = modelled.copy()  # after the op: not what it was the last to read
     uncounted = uncounted_under(timeline, moves)
@@ -106,3 +109,35 @@ def observe(
         max(sample.peak_bytes + int(uncounted[sample.index // 2]) for sample in samples),
         tuple(curve),
     )
+
+
+def corrected(timeline: Timeline, seen: Observation) -> Timeline:
+    """`timeline` by what one more step showed: where it took more memory than planned, and which ops ran faster.
+
+    A budget that was missed thereby becomes a cut: the next plan has less room at the ops that took more, and as much
+    as before at all others. Of an op's times the shortest counts, for whatever else a machine does adds to them.
+    """
+    steps = tuple(
+        replace(
+            step,
+            seconds=min(filter(None, (step.seconds, seen.seconds.get(step.node, 0.0))), default=0.0),
+            workspace=max(step.workspace, seen.workspace.get(step.node, 0) + seen.base - timeline.base),
+        )
+        for step in timeline.steps
+    )
+    return replace(timeline, steps=steps)
+
+
+def short_at(timeline: Timeline, op: str, usage: Sequence[int], limit: int) -> Timeline:
+    """`timeline` after `op` found no memory in a step that was planned to use `usage` of `limit` bytes.
+
+    By the plan there was room, so what was free lay in pieces: from now on the op counts as taking all of it, and a
+    little more. So the next plan makes room at this op, and nowhere else.
+    """
+    steps = tuple(
+        replace(step, workspace=step.workspace + max(0, limit - int(usage[place])) + limit // LITTLE)
+        if step.node == op
+        else step
+        for place, step in enumerate(timeline.steps)
+    )
+    return replace(timeline, steps=steps)

@@ -23,11 +23,11 @@ def is_layer(graph: Graph, node: Node) -> bool:
 
 def has_gradient(graph: Graph) -> bool:
     """Whether the graph differentiates: by its ops' types, or because what a layer reads is multiplied once more; or
-    because a function that it calls does, or takes from a list what another loop put in."""
+    because a function that it calls does, or takes from a list what another loop put in. A region may hold it."""
     read: set[TensorId] = set()
     multiplied: set[TensorId] = set()
     for node in graph:
-        if "Grad" in node.op or "Backprop" in node.op or node.op == "TensorListPopBack":
+        if "Grad" in node.op or "Backprop" in node.op or node.op in ("TensorListPopBack", ops.FUSION_OP):
             return True
         if node.op in ops.PRODUCTS:
             activations = {source(graph, tensor) for tensor in node.inputs if not reads_variable(graph, tensor)}
@@ -52,7 +52,8 @@ def first_update(graph: Graph, order: Sequence[str]) -> int:
             weights |= {source(graph, tensor) for tensor in node.inputs}
     for position, name in enumerate(order):
         node = graph[name]
-        if ops.is_update(node.op) and any(source(graph, tensor) in weights for tensor in node.inputs[:1]):
+        written = node.inputs[:1] if ops.is_update(node.op) else node.inputs if ops.writes(node) else ()
+        if any(source(graph, tensor) in weights for tensor in written):
             return position
     return len(order)
 

@@ -227,6 +227,10 @@ class Timeline:
         A use that cannot be ordered counts as one up to the next op that can, and from the one before it on: when it
         runs between these two is the runtime's choice.
         """
+        return list(self._gaps)
+
+    @cached_property
+    def _gaps(self) -> tuple[Gap, ...]:
         found = []
         for index, buffer in enumerate(self.buffers):
             if buffer.movable:
@@ -234,7 +238,7 @@ class Timeline:
                     gap = Gap(index, self.after(use + 1) - 1, self.before(following))
                     if gap.distance > 0 and self.before(use) >= 0:
                         found.append(gap)
-        return sorted(found, key=lambda gap: (gap.next, gap.last))
+        return tuple(sorted(found, key=lambda gap: (gap.next, gap.last)))
 
     def chain(self, gap: Gap) -> Chain | None:
         """How the content that waits in a gap is made again before the use that ends it; None if it cannot be."""

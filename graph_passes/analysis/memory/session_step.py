@@ -59,7 +59,7 @@ def waits_in_place(graph: Graph) -> list[tuple[str, str]]:
     for node in copy:
         if node.op == "ReadVariableOp":
             reads.setdefault(source(copy, node.inputs[0]), []).append(node.name)
-    for update in [node for node in copy if ops.is_update(node.op) and node.op != "AssignVariableOp"]:
+    for update in [node for node in copy if ops.writes(node) and node.op != "AssignVariableOp"]:
         for variable in update.inputs:
             for read in reads.get(source(copy, variable), ()):
                 for reader in _readers(copy, TensorId(read)):
@@ -86,7 +86,7 @@ def _readers(graph: Graph, variable: TensorId) -> list[str]:
             node = graph[use.node]
             if node.op in ops.VIEWS:
                 views.append(TensorId(node.name))
-            elif not ops.is_update(node.op):
+            elif not ops.writes(node):
                 readers.append(node.name)
     return list(dict.fromkeys(readers))
 

@@ -41,6 +41,8 @@ class KernelDevice:
         packed: share of their time that parts with no dependences among them lose in a kernel of several passes. The
             largest part loses nothing.
         product: seconds that a small product of matrices takes beside the bytes that it moves.
+        source: characters of a kernel's source beyond which parts with no dependences among them are packed in
+            several kernels, since the compiler's time grows faster than the source does; 0: any number.
         most: products up to this are small: they wait for memory more than they compute, and can be in kernels; None:
             no product can.
     """
@@ -55,6 +57,7 @@ class KernelDevice:
     region: float
     packed: float = 0.0
     product: float = 0.0
+    source: int = 0
     most: Small | None = None
 
     def seconds(self, moved: float) -> float:

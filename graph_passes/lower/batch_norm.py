@@ -1,5 +1,8 @@
 """FusedBatchNormV3 and its gradient, channels last, with the arithmetic of TensorFlow's kernels
-(fused_batch_norm_op.cc): computed in the dtype of the statistics, and cast to the input's."""
+(fused_batch_norm_op.cc): computed in the dtype of the statistics, and cast to the input's.
+
+On a GPU Grappler makes `_FusedBatchNormEx` of a batch norm, an addition and a ReLU. It is read as these, rounded once.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ import numpy as np
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
+from graph_passes.lower.program_writer import Demand, Steps, Writer
 from graph_passes.lower.reductions import reduction_kind
 from graph_passes.lower.rule import Rule
-from graph_passes.lower.writer import Demand, Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 _WIDE = "float32"  # the dtype of statistics
+_SIDE = 5  # the output of `_FusedBatchNormGradEx` that is the gradient of a side input
+_RESULT = 7  # its input that is what the forward op made
 
 
 def _rows(w: Writer, x: TensorId, channel: Access) -> tuple[Access, tuple[int, ...]]:
@@ -71,7 +76,16 @@ def _batch_norm(w: Writer, node: Node, output: int, at: Access) -> Steps:
     scaled = w.apply(
         "multiply", w.apply("subtract", element, mean), w.apply("multiply", _factor(w, node, variance), factor)
     )
-    return w.cast(w.shapes.dtype(x), w.apply("add", scaled, shift))
+    result = w.apply("add", scaled, shift)
+    for side in node.inputs[5:] if node.op == "_FusedBatchNormEx" else ():
+        result = w.apply("add", result, w.cast(_WIDE, (yield side, at)))
+    if _is_activated(node):
+        result = w.apply("relu", result)
+    return w.cast(w.shapes.dtype(x), result)
+
+
+def _is_activated(node: Node) -> bool:
+    return text(node.attrs.get("activation_mode")) == "Relu"
 
 
 def _moved(w: Writer, node: Node, output: int, channel: Access, new: int) -> Steps:
@@ -88,14 +102,16 @@ def _moved(w: Writer, node: Node, output: int, channel: Access, new: int) -> Ste
 
 
 def _gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """Outputs: the gradients of x, scale and offset."""
-    gradient, x, scale, mean_of, variance_of = node.inputs[:5]
+    """Outputs: the gradients of x, scale and offset; of a side input, the sixth."""
+    x, scale, mean_of, variance_of = node.inputs[1:5]
+    if output == _SIDE:
+        return w.cast(w.shapes.dtype(x), (yield from _upstream(w, node, at)))
     channel = at[-1:]
     mean = yield mean_of, channel
     variance = yield variance_of, channel
     factor = _factor(w, node, variance)
     row, axes = _rows(w, x, channel)
-    upstream = w.cast(_WIDE, (yield gradient, row))
+    upstream = yield from _upstream(w, node, row)
     centered = w.apply("subtract", w.cast(_WIDE, (yield x, row)), mean)
     total = w.reduce("sum", upstream, axes)
     if output == 2:
@@ -105,7 +121,7 @@ def _gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
             return w.reduce("sum", w.apply("multiply", upstream, w.apply("multiply", centered, factor)), axes)
         return w.apply("multiply", w.reduce("sum", w.apply("multiply", upstream, centered), axes), factor)
     weight = w.apply("multiply", (yield scale, channel), factor)
-    own = w.cast(_WIDE, (yield gradient, at))
+    own = yield from _upstream(w, node, at)
     if not _is_training(node):
         return w.cast(w.shapes.dtype(x), w.apply("multiply", own, weight))
     count = _count(w, x)
@@ -116,13 +132,27 @@ def _gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.cast(w.shapes.dtype(x), w.apply("multiply", weight, rest))
 
 
+def _upstream(w: Writer, node: Node, at: Access) -> Steps:
+    """The gradient of the normalised numbers: behind a ReLU those of its result alone that are positive."""
+    gradient = w.cast(_WIDE, (yield node.inputs[0], at))
+    if not _is_activated(node):
+        return gradient
+    result = w.cast(_WIDE, (yield node.inputs[_RESULT], at))
+    return w.apply("multiply", gradient, w.cast(_WIDE, w.apply("greater", result, w.like(result, 0))))
+
+
 def _refusal(graph: Graph, node: Node) -> Refusal | None:
     if text(node.attrs.get("data_format")) not in ("", "NHWC", "NDHWC"):
         return Reason.CHANNELS_FIRST()
     shape = graph.specs[node.inputs[1 if "Grad" in node.op else 0]].shape
     if shape is None or None in shape:
         return Reason.BATCH_NORM_SIZE()
-    return None
+    activation = text(node.attrs.get("activation_mode"))
+    return (
+        None
+        if activation in ("", "Identity", "Relu")
+        else Reason.BATCH_NORM_ACTIVATION(op=node.op, activation=activation)
+    )
 
 
 def _kind(graph: Graph, node: Node) -> OpPattern:
@@ -133,6 +163,8 @@ def _kind(graph: Graph, node: Node) -> OpPattern:
 
 
 RULES = {
-    "FusedBatchNormV3": Rule(_batch_norm, _kind, (0, 5), _refusal, outputs=5),
-    "FusedBatchNormGradV3": Rule(_gradient, _kind, (0, 5), _refusal, outputs=3),
+    "FusedBatchNormV3": Rule(_batch_norm, _kind, (0, 5), _refusal, reserved=(5,)),
+    "FusedBatchNormGradV3": Rule(_gradient, _kind, (0, 5), _refusal, reserved=(3, 4)),
+    "_FusedBatchNormEx": Rule(_batch_norm, _kind, (0, None), _refusal, reserved=(5,)),
+    "_FusedBatchNormGradEx": Rule(_gradient, _kind, (0, None), _refusal, unread=(5, 6), reserved=(3, 4)),
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
+from graph_passes.lower.known_numbers import number_of
+from graph_passes.lower.program_writer import Steps, Writer
 from graph_passes.lower.rule import Rule
-from graph_passes.lower.values import number_of
-from graph_passes.lower.writer import Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from custom_ops.expr.op import FLOATS
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import FLOATS, INTEGERS
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text, texts
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
+from graph_passes.lower.known_numbers import number_of
+from graph_passes.lower.program_writer import Steps, Writer
 from graph_passes.lower.rule import Rule, Write, broadcast, elements
-from graph_passes.lower.values import number_of
-from graph_passes.lower.writer import Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 _SAME = {name: op.name for op in TABLE.values() for name in op.tf_ops}
+MOST_DIVISOR = 1 << 32  # of int64: what is left of the first division is then exact in float64
 HALVES = ("float16", "bfloat16")
 _REVERSED = {name: op.name for op in TABLE.values() for name in op.reversed_tf_ops}
 
@@ -155,10 +156,12 @@ def _logical_xor(w: Writer, node: Node, output: int, at: Access) -> Steps:
 def _floor_division(w: Writer, node: Node, output: int, at: Access) -> Steps:
     """Divide integers by a constant, exactly in float64; for floating point numbers round the quotient down."""
     divisor = number_of(w.graph, node.inputs[1])
-    if w.shapes.dtype(node.inputs[0]) != "int32" or divisor is None:
+    if w.shapes.dtype(node.inputs[0]) not in INTEGERS or divisor is None:
         x, y = yield from elements(w, node, at, node.inputs)
         return w.apply("floor", w.apply("divide", x, y))
     x = yield node.inputs[0], broadcast(w, node.inputs[0], w.shapes[TensorId(node.name)], at)
+    if w.dtype(x) == "int64":  # what is left of a quotient of float64 that is off by few is less than 2^53
+        x = w.remainder(x, int(divisor))
     truncated, rest = w.quotient(x, int(divisor)), w.remainder(x, int(divisor))
     if node.op in ("TruncateDiv", "Div"):
         return truncated
@@ -173,8 +176,9 @@ def _floor_division_refusal(graph: Graph, node: Node) -> Refusal | None:
     dtype = graph.specs[node.inputs[0]].dtype
     if dtype in FLOATS and node.op in ("FloorDiv", "Div"):
         return None
-    exact = dtype == "int32" and number_of(graph, node.inputs[1]) not in (None, 0)
-    return None if exact else Reason.DIVISION(op=node.op, dtype=dtype)
+    divisor = number_of(graph, node.inputs[1])
+    exact = dtype == "int32" or (dtype == "int64" and node.op == "FloorMod" and abs(divisor or 0) < MOST_DIVISOR)
+    return None if exact and divisor not in (None, 0) else Reason.DIVISION(op=node.op, dtype=dtype)
 
 
 def _division(w: Writer, node: Node, output: int, at: Access) -> Steps:

@@ -10,11 +10,11 @@ from custom_ops.errors import ProgramError
 from custom_ops.expr.nodes import Input
 from custom_ops.expr.program import MOST_AXES, Output, Program
 from graph_passes.lower.access import Access
-from graph_passes.lower.collapse import collapsed
 from graph_passes.lower.draft import Draft, Shape, compacted, program_of
+from graph_passes.lower.draft_axes import collapsed
 from graph_passes.lower.merge import merged
+from graph_passes.lower.program_writer import Value, Writer
 from graph_passes.lower.split import split
-from graph_passes.lower.writer import Value, Writer
 
 _SOME = 1 << 10  # stands for a size that is not known
 

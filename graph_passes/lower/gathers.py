@@ -6,26 +6,32 @@ from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, integer
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
+from graph_passes.lower.known_numbers import integers
+from graph_passes.lower.program_writer import Held, Steps, Writer
 from graph_passes.lower.rule import Rule
-from graph_passes.lower.values import integers
-from graph_passes.lower.writer import Held, Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 
 def _gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    """`params[..., indices, ...]`: the dimensions of `params`, one of them replaced by those of `indices`."""
+    """`params[..., indices, ...]`: the dimensions of `params`, one of them replaced by those of `indices`.
+
+    The first dimensions of both may be the same, and are those of a batch.
+    """
     params, indices = node.inputs[:2]
-    axis = 0
-    if node.op == "GatherV2":
-        axis = (integers(w.graph, node.inputs[2]) or [0])[0] % len(w.shapes[params])
-    end = axis + len(w.shapes[indices])
-    index = yield indices, at[axis:end]
+    batch = _batch(node, len(w.shapes[indices]))
+    axis = (integers(w.graph, node.inputs[2]) or [0])[0] % len(w.shapes[params]) if node.op == "GatherV2" else 0
+    end = axis + len(w.shapes[indices]) - batch
+    index = yield indices, (*at[:batch], *at[axis:end])
     return (yield params, (*at[:axis], Index(nodes=(index,)), *at[end:]))
 
 
+def _batch(node: Node, rank: int) -> int:
+    """How many dimensions are a batch's; counted from the last of the indices' where negative."""
+    found = integer(node.attrs.get("batch_dims", 0))
+    return found + rank if found < 0 else found
+
+
 def _gather_refusal(graph: Graph, node: Node) -> Refusal | None:
-    if integer(node.attrs.get("batch_dims", 0)):
-        return Reason.GATHER_BATCH()
     known = node.op != "GatherV2" or integers(graph, node.inputs[2]) is not None
     return None if known else Reason.GATHER_AXIS()
 
@@ -46,9 +52,10 @@ def _gather_nd_refusal(graph: Graph, node: Node) -> Refusal | None:
 
 
 def _resource_gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
+    """Rows of a variable; those of a batch are of the variable's own."""
     rank = len(w.shapes[node.inputs[1]])
     index = yield node.inputs[1], at[:rank]
-    return (yield Held(node.name, 0), (Index(nodes=(index,)), *at[rank:]))
+    return (yield Held(node.name, 0), (*at[: _batch(node, rank)], Index(nodes=(index,)), *at[rank:]))
 
 
 def _one_hot(w: Writer, node: Node, output: int, at: Access) -> Steps:

@@ -10,8 +10,8 @@ from custom_ops.expr.activations import SELU_ABOVE, SELU_BELOW
 from graph_passes.graph.ir import Node, floating
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
+from graph_passes.lower.program_writer import Steps, Writer
 from graph_passes.lower.rule import Rule, elements
-from graph_passes.lower.writer import Steps, Writer
 
 # Arguments: a gradient and what the op made, or a gradient and what the op read, in the order of the inputs.
 _Formula: TypeAlias = Callable[[Writer, Node, int, int], int]

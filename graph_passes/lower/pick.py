@@ -7,10 +7,10 @@ from itertools import accumulate
 from math import prod
 
 from custom_ops.expr.nodes import Index
-from custom_ops.expr.op import INTEGER_RANGES
+from custom_ops.expr.table_entry import INTEGER_RANGES
 from graph_passes.graph.ir import Node, TensorId
 from graph_passes.lower.access import FIRST, Access, bounds, divided, scaled, shifted
-from graph_passes.lower.writer import Demand, LoweringError, Writer
+from graph_passes.lower.program_writer import Demand, LoweringError, Writer
 from graph_passes.refusals import Reason
 
 

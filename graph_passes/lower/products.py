@@ -9,9 +9,9 @@ from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
+from graph_passes.lower.program_writer import LoweringError, Steps, Writer
 from graph_passes.lower.rule import Rule
 from graph_passes.lower.shapes import TRANSPOSES
-from graph_passes.lower.writer import LoweringError, Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 _HALF_TYPES = ("float16", "bfloat16")

@@ -10,9 +10,9 @@ from custom_ops.expr.program import REDUCTIONS as PROGRAM_REDUCTIONS
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, text
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
+from graph_passes.lower.known_numbers import integers
+from graph_passes.lower.program_writer import Steps, Writer
 from graph_passes.lower.rule import Rule
-from graph_passes.lower.values import integers
-from graph_passes.lower.writer import Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 _KINDS = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "product", "Any": "any", "All": "all"}

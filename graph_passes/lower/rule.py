@@ -9,7 +9,7 @@ from typing import TypeAlias
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
-from graph_passes.lower.writer import Demand, LoweringError, Steps, Writer
+from graph_passes.lower.program_writer import Demand, LoweringError, Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 # One element of an output, or, of an op that updates variables, of what it gives the variable of that input.
@@ -30,7 +30,8 @@ class Rule:
         operands: the inputs whose numbers it reads: from which on, and up to which.
         refusal: why a node of this type cannot be written, if it cannot.
         reads, writes: positions of inputs that are variables.
-        outputs: how many of the outputs can be written, if not all.
+        unread: positions of inputs among the operands whose numbers it does not read.
+        reserved: outputs that cannot be written: what TensorFlow's kernels keep for each other.
         states: whether the operands are the state of a random generator, which no program computes with.
     """
 
@@ -40,7 +41,8 @@ class Rule:
     refusal: Callable[[Graph, Node], Refusal | None] = _accepted
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
-    outputs: int | None = None
+    unread: tuple[int, ...] = ()
+    reserved: tuple[int, ...] = ()
     states: bool = False
 
     def pattern_of(self, graph: Graph, node: Node) -> OpPattern:

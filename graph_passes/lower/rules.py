@@ -3,13 +3,15 @@
 from graph_passes.lower import (
     batch_norm,
     constants,
+    cumulative,
     elementwise,
     gathers,
     gradients,
-    layout,
+    layout_ops,
     products,
+    ranks,
     reductions,
-    segments,
+    segment_sums,
     softmax,
     stateless,
     updates,
@@ -17,8 +19,8 @@ from graph_passes.lower import (
 from graph_passes.lower.rule import Rule
 
 _MODULES = (
-    batch_norm, constants, elementwise, gathers, gradients, layout, products, reductions, segments, softmax,
-    stateless, updates,
+    batch_norm, constants, cumulative, elementwise, gathers, gradients, layout_ops, products, ranks, reductions,
+    segment_sums, softmax, stateless, updates,
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {name: rule for module in _MODULES for name, rule in module.RULES.items()}

@@ -9,8 +9,8 @@ from typing import Protocol, TypeAlias
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, boolean, integer
 from graph_passes.graph.ops import CONVOLUTIONS, IDENTITIES, IN_PLACE, passed
 from graph_passes.graph.order import topological
-from graph_passes.lower.slicing import taken
-from graph_passes.lower.values import integers
+from graph_passes.lower.known_numbers import integers
+from graph_passes.lower.slicing import part_of, taken
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -19,7 +19,10 @@ _LIKE_FIRST = frozenset({"ZerosLike", "OnesLike", "Cast", "ReverseV2", "Cumsum",
 # All inputs are broadcast.
 _BROADCASTS = IN_PLACE | {"Softmax", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
 # The first input says the shape.
-_SHAPED = frozenset({"Fill", "StatelessRandomUniformV2", "StatelessRandomUniformFullIntV2"})
+_SHAPED = frozenset({"Fill", "StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomUniformFullIntV2"})
+# Ops that add up rows: which input has the rows, and which one their places.
+_ROWS = {"UnsortedSegmentSum": (0, 1), "ScatterNd": (1, 0)}
+_ROWS |= dict.fromkeys(("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"), (2, 1))
 # Attributes that say whether a product's factors are transposed.
 TRANSPOSES = {"MatMul": ("transpose_a", "transpose_b"), "_FusedMatMul": ("transpose_a", "transpose_b")}
 TRANSPOSES |= dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y"))
@@ -131,6 +134,20 @@ class Shapes:
                 self._unite(given[0] or (), other or ())
         elif node.op == "SparseSoftmaxCrossEntropyWithLogits":
             self._unite((given[0] or ())[:1], given[1] or ())
+        elif node.op in _ROWS:
+            rows, ids = (given[place] or () for place in _ROWS[node.op])
+            self._unite(rows, ids[:-1] if node.op == "ScatterNd" else ids)
+        elif node.op == "Slice" and (part := part_of(self._graph, node)) is not None:
+            self._unite_parts([given[0] or (), self._of(part.joined) or ()], part.axis)
+        elif node.op == "ConcatV2" and (place := integers(self._graph, node.inputs[-1])):
+            self._unite_parts([shape for shape in given[:-1] if shape], place[0])
+
+    def _unite_parts(self, shapes: Sequence[Shape], place: int) -> None:
+        """What is joined along one dimension has the same sizes along all others."""
+        for shape in shapes[1:]:
+            for number, (one, other) in enumerate(zip(shapes[0], shape, strict=False)):
+                if number != place % len(shape):
+                    self._unite((one,), (other,))
 
     def _of(self, tensor: TensorId) -> Shape | None:
         spec = self._graph.specs.get(tensor)
@@ -145,6 +162,11 @@ class Shapes:
             return given[output] if node.op == "IdentityN" else first
         if node.op in ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"):
             return first[:1] if output == 0 else first
+        if node.op in ("TopK", "TopKV2"):
+            return (*first[:-1], None)
+        if node.op == "ResourceGather" and second is not None and not integer(node.attrs.get("batch_dims", 0)):
+            held = variable_spec(self._graph, node.name, 0)
+            return (*second, *held.shape[1:]) if held is not None and held.shape else None
         if node.op in _BATCH_FIRST:
             return (first[0], *(None,) * (len(first) - 1))
         if node.op in TRANSPOSES and second is not None and len(first) == len(second):
@@ -152,6 +174,8 @@ class Shapes:
             return (*first[:-2], first[-1 if turned[0] else -2], second[-2 if turned[1] else -1])
         if node.op in _BROADCASTS:
             return self._broadcast([shape for shape in given if shape is not None]) if None not in given else None
+        if node.op == "Slice" and (part := part_of(self._graph, node)) is not None:
+            return self._of(part.joined)
         asked = passed(self._graph, node.inputs[0])
         if node.op in _SHAPED and self._graph[asked.node].op == "Shape":
             return self._of(self._graph[asked.node].inputs[0])

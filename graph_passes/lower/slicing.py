@@ -1,4 +1,6 @@
-"""What a StridedSlice takes, once all its bounds are constants: its begin, step and output for each dimension."""
+"""What a StridedSlice takes, once all its bounds are constants: its begin, step and output for each dimension.
+
+And where a Slice begins that gives a part of a concatenation its gradient."""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graph_passes.graph.ir import Graph, Node, TensorId, integer
-from graph_passes.lower.values import integers
+from graph_passes.graph.ops import passed
+from graph_passes.lower.known_numbers import integers
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,44 @@ class Taken:
     begin: int
     step: int
     output: int | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice of a concatenation's gradient: where it begins, the tensor that was joined there, whose shape it has, and
+    along which dimension."""
+
+    begins: tuple[int, ...]
+    joined: TensorId
+    axis: int
+
+
+def part_of(graph: Graph, node: Node) -> Part | None:
+    """The part of a concatenation that a Slice gives back its gradient; None if it is something else.
+
+    Sizes along other dimensions than that of the concatenation need not be known.
+    """
+    offset, size = (passed(graph, tensor) for tensor in node.inputs[1:3])
+    maker = graph[offset.node]
+    place = integers(graph, maker.inputs[0]) if maker.op == "ConcatOffset" else None
+    if not place:
+        return None
+    joined = [_shaped_by(graph, passed(graph, tensor)) for tensor in maker.inputs[1:]]
+    part, before = joined[offset.index], joined[: offset.index]
+    shapes = [graph.specs[tensor].shape if tensor in graph.specs else None for tensor in before if tensor is not None]
+    rank = len(graph.specs[node.inputs[0]].shape or ())
+    known = [shape[place[0]] for shape in shapes if shape is not None and len(shape) == rank]
+    offsets = [length for length in known if length is not None]
+    if part is None or _shaped_by(graph, size) != part or len(offsets) != offset.index:
+        return None
+    axis = place[0] % max(rank, 1)
+    return Part(tuple(sum(offsets) if each == axis else 0 for each in range(rank)), part, axis)
+
+
+def _shaped_by(graph: Graph, tensor: TensorId) -> TensorId | None:
+    """The tensor whose shape a tensor is."""
+    maker = graph[tensor.node]
+    return maker.inputs[tensor.index] if maker.op in ("Shape", "ShapeN") else None
 
 
 def taken(graph: Graph, node: Node, bounds: Sequence[TensorId], shape: Sequence[int]) -> list[Taken] | None:

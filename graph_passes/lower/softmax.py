@@ -11,9 +11,9 @@ from custom_ops.expr.reference import HALF_TYPES
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
+from graph_passes.lower.program_writer import Demand, Steps, Writer
 from graph_passes.lower.reductions import reduction_kind
 from graph_passes.lower.rule import Rule, broadcast
-from graph_passes.lower.writer import Demand, Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 

@@ -10,9 +10,9 @@ from collections.abc import Generator
 from graph_passes.graph.ir import Graph, Node, boolean
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
+from graph_passes.lower.program_writer import Demand, Held, Steps, Writer
 from graph_passes.lower.rule import Rule, Write
 from graph_passes.lower.shapes import variable_spec
-from graph_passes.lower.writer import Demand, Held, Steps, Writer
 from graph_passes.refusals import Reason, Refusal
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from custom_ops.expr import nodes as expr
-from custom_ops.expr.op import INTEGER_RANGES
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import INTEGER_RANGES
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.access import FIRST, Access, along, bounds
@@ -63,6 +63,7 @@ class Writer:
         nodes: what was written, each node once.
         sizes: of each axis; 0 where it is not known.
         tensors: what the inputs read, in the order of their numbers.
+        states: those that random numbers are drawn with.
         demanded: where each value was demanded, in order.
     """
 
@@ -72,6 +73,7 @@ class Writer:
         self.nodes: list[expr.Node] = []
         self.sizes: list[int] = []
         self.tensors: list[Value] = []
+        self.states: list[TensorId] = []
         self.demanded: dict[Value, list[Access]] = {}
         self._start = start
         self._symbols: list[int] = []
@@ -165,6 +167,7 @@ class Writer:
 
     def random(self, dtype: str, key: TensorId, counter: TensorId, number: expr.Index) -> int:
         """One of a stateless generator's numbers."""
+        self.states += [key, counter]
         node = expr.Random(dtype, self._tensor(key), self._tensor(counter), number)
         return self._add(node, dtype, self.axes_of(number))
 

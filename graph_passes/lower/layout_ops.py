@@ -8,10 +8,10 @@ from graph_passes.graph.ir import Graph, Node, TensorId, integer
 from graph_passes.graph.ops import IDENTITIES, OpPattern, checks_shape
 from graph_passes.lower import pick
 from graph_passes.lower.access import FIRST, Access, divided, reshaped, shifted
+from graph_passes.lower.known_numbers import constant, integers
+from graph_passes.lower.program_writer import LoweringError, Steps, Writer
 from graph_passes.lower.rule import Rule, Write, broadcast
-from graph_passes.lower.slicing import taken
-from graph_passes.lower.values import constant, integers
-from graph_passes.lower.writer import LoweringError, Steps, Writer
+from graph_passes.lower.slicing import part_of, taken
 from graph_passes.refusals import Reason, Refusal
 
 
@@ -52,8 +52,14 @@ def _transposes(graph: Graph, node: Node) -> OpPattern:
 
 
 def _slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    begin = integers(w.graph, node.inputs[1]) or []
+    part = part_of(w.graph, node)
+    begin = part.begins if part is not None else integers(w.graph, node.inputs[1]) or []
     return (yield node.inputs[0], tuple(shifted(index, first) for index, first in zip(at, begin, strict=True)))
+
+
+def _slice_refusal(graph: Graph, node: Node) -> Refusal | None:
+    known = part_of(graph, node) is not None or integers(graph, node.inputs[1]) is not None
+    return None if known else Reason.NOT_CONSTANT(place=1, op=node.op)
 
 
 def _strided_slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
@@ -241,7 +247,7 @@ RULES = {name: Rule(_same, OpPattern.VIEW, (0, 1)) for name in _VIEWS} | {
     "Squeeze": Rule(_reshape, OpPattern.VIEW, (0, 1), _squeeze_refusal),
     "BroadcastTo": _layout(_broadcast_to),
     "Transpose": Rule(_transpose, _transposes, (0, 1), _constants(1)),
-    "Slice": _layout(_slice, 1),
+    "Slice": Rule(_slice, OpPattern.LAYOUT, (0, 1), _slice_refusal),
     "StridedSlice": Rule(_strided_slice, OpPattern.LAYOUT, (0, 1), _strided_slice_refusal),
     "StridedSliceGrad": Rule(_strided_slice_gradient, OpPattern.LAYOUT, (4, 5), _gradient_refusal),
     "ConcatV2": _layout(_concat, -1, operands=(0, -1)),

@@ -14,10 +14,10 @@ from graph_passes.graph.ops import OpPattern, passed
 from graph_passes.lower.access import Access
 from graph_passes.lower.draft import program_of
 from graph_passes.lower.finish import drafted, finished
+from graph_passes.lower.known_numbers import number_of
+from graph_passes.lower.program_writer import Held, LoweringError, Steps, Value, Writer
 from graph_passes.lower.rules import RULES
 from graph_passes.lower.shapes import Shapes
-from graph_passes.lower.values import number_of
-from graph_passes.lower.writer import Held, LoweringError, Steps, Value, Writer
 from graph_passes.refusals import Reason
 
 __all__ = ["Held", "LoweredKernel", "LoweringError", "Value", "lower_kernel", "require_kernel"]
@@ -102,14 +102,16 @@ def _written(
     """Where each of `wanted` is in what was written, and along which axes."""
     graph = w.graph
     for tensor in outputs:
-        known = RULES[graph[tensor.node].op].outputs
-        if known is not None and tensor.index >= known:
+        if tensor.index in RULES[graph[tensor.node].op].reserved:
             raise LoweringError(Reason.RESERVE_SPACE(tensor=tensor))
     results = {}
     for value in sorted(wanted, key=lambda value: -inside.place[value.node]):
         shown = source(graph, inside.place, value) if isinstance(value, TensorId) else value
         at = _whole(w, shown)
         results[value] = (w.element(shown, at), at)
+    for state in w.states:
+        if state.node in inside.place:
+            raise LoweringError(Reason.RANDOM_SEED(tensor=state))
     return [results[value] for value in wanted]
 
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graph_passes.analysis.memory.chains import read_across
+from graph_passes.analysis.memory.chains import SMALLEST_MOVED, read_across
+from graph_passes.analysis.memory.loop_lists import VARIANT
 from graph_passes.analysis.memory.simulate import Move, by_position
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import AttrValue, DataType, Graph, Shape, TensorId, Use
-from graph_passes.graph.ops import is_update
+from graph_passes.graph.ops import writes
 from graph_passes.graph.rewrite import Names, NewNode, Rewrite
 from graph_passes.passes.offload.check import faults
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import OffloadPlan, Probing, StepPlan
+from graph_passes.refusals import Reason
 
 
 class _Writer:
@@ -37,6 +39,7 @@ class _Writer:
         self.previous = ""
         self.in_order = frozenset(plan.ordered)
         self.moved: dict[int, TensorId] = {}  # move -> the tensor it moves
+        self.across: dict[int, list[TensorId]] = {}  # move -> all views that are read after it
         self.handles: dict[int, TensorId] = {}
         self.fetched: dict[int, TensorId] = {}
         self.current: dict[TensorId, TensorId] = {}  # tensor -> the Await that stands for it by now
@@ -45,6 +48,7 @@ class _Writer:
         self, index: int, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, AttrValue], outputs: int = 1
     ) -> TensorId:
         moved = self.moved[index]
+        op += "Lists" if self.is_list(moved) else ""
         return self.next(f"tfmem/{op}/{moved.node}", op, inputs, attrs, self.graph[moved.node].device, outputs)
 
     def next(
@@ -59,39 +63,59 @@ class _Writer:
     def offload(self, index: int) -> None:
         move = self.plan.moves[index]
         views = self.timeline.buffers[move.buffer].views
-        moved = self.moved[index] = read_across(self.graph, self.position, views, move.last)[0]
+        across = self.across[index] = read_across(self.graph, self.position, views, move.last)
+        moved = self.moved[index] = across[0]
         attrs: dict[str, AttrValue] = {
-            "T": self.dtype(moved),
+            **self.kind(index),
             "mechanism": self.options.mechanism,
             "label": str(moved),
             "spill_key": self.spill_key,
             "spill_budget": self.options.spill_budget,
             "host_budget": self.options.host_budget,
         }
-        self.handles[index] = self.insert(index, "MemOpOffload", [self.current.get(moved, moved)], attrs)
+        self.handles[index] = self.insert(index, "MemOpOffload", self.sources(index), attrs)
 
     def release(self, index: int) -> None:
-        moved = self.moved[index]
-        source = self.current.get(moved, moved)
-        self.insert(index, "MemOpRelease", [source, self.handles[index]], {"T": self.dtype(moved)}, outputs=0)
+        self.insert(index, "MemOpRelease", [*self.sources(index), self.handles[index]], self.kind(index), outputs=0)
 
     def prefetch(self, index: int) -> None:
         moved = self.moved[index]
-        attrs: dict[str, AttrValue] = {"T": self.dtype(moved), "shape": Shape(self.graph.specs[moved].shape)}
-        self.fetched[index] = self.insert(index, "MemOpPrefetch", [self.handles[index]], attrs)
+        attrs = self.kind(index)
+        if not self.is_list(moved):
+            attrs["shape"] = Shape(self.graph.specs[moved].shape)
+        self.fetched[index] = self.insert(index, "MemOpPrefetch", [self.handles[index]], attrs, self.count(index))
 
     def arrive(self, index: int) -> None:
         move = self.plan.moves[index]
         arrived = self.recompute(move) if move.recomputed else self.awaited(index)
-        for view in read_across(self.graph, self.position, self.timeline.buffers[move.buffer].views, move.last):
-            self.current[view] = arrived
+        across = read_across(self.graph, self.position, self.timeline.buffers[move.buffer].views, move.last)
+        for place, view in enumerate(across):
+            there = arrived
+            if self.is_list(view):  # each is a separate output
+                there = TensorId(arrived.node, view.index if move.recomputed else place)
+            self.current[view] = there
             for use in list(self.graph.uses(view)):
                 if self.position.get(use.node, -1) >= move.next:
-                    self.rewired.append((use, arrived))
+                    self.rewired.append((use, there))
 
     def awaited(self, index: int) -> TensorId:
-        inputs = [self.fetched[index], self.handles[index]]
-        return self.insert(index, "MemOpAwait", inputs, {"T": self.dtype(self.moved[index])})
+        fetched = [TensorId(self.fetched[index].node, place) for place in range(self.count(index))]
+        inputs = [*fetched, self.handles[index]]
+        return self.insert(index, "MemOpAwait", inputs, self.kind(index), self.count(index))
+
+    def is_list(self, tensor: TensorId) -> bool:
+        return self.graph.specs[tensor].dtype == VARIANT
+
+    def count(self, index: int) -> int:
+        """How many tensors a MemOp of the move takes: the views of a buffer are one, but lists are several."""
+        return len(self.across[index]) if self.is_list(self.moved[index]) else 1
+
+    def sources(self, index: int) -> list[TensorId]:
+        return [self.current.get(view, view) for view in self.across[index][: self.count(index)]]
+
+    def kind(self, index: int) -> dict[str, AttrValue]:
+        moved = self.moved[index]
+        return {"N": self.count(index)} if self.is_list(moved) else {"T": self.dtype(moved)}
 
     def recompute(self, move: Move) -> TensorId:
         """A second run of the ops that made the buffer's content, from the same tensors."""
@@ -122,6 +146,7 @@ class _Writer:
         arrivals = by_position((move.next, index) for index, move in moves)
         copies_out = by_position((move.copy_after, index) for index, move in copies)
         paddings = by_position(self.plan.paddings)
+        accessed = by_position(self.accessed())
         for position in self.plan.ordered:
             for index in releases.get(position, ()):
                 self.release(index)
@@ -130,6 +155,8 @@ class _Writer:
                 self.prefetch(index)
             for index in arrivals.get(position, ()):
                 self.arrive(index)
+            for nbytes in accessed.get(position, ()):
+                self.preaccess(position, nbytes)
             if probing and any(position in due for due in (releases, prefetches, arrivals)):
                 self.probe(probing, 2 * position)
             self.chain(self.timeline.steps[position].node)
@@ -139,10 +166,26 @@ class _Writer:
                 self.probe(probing, 2 * position + 1)
             for index in copies_out.get(position, ()):
                 self.offload(index)
-        if probing and self.plan.ordered:
+        if probing and probing.holds and self.plan.ordered:
             last = self.timeline.steps[self.plan.ordered[-1]].node
             self.order += [(name, last) for name in updates_to_hold(self.graph, self.position, self.plan.ordered)]
         return Rewrite("offload", tuple(self.nodes), inputs=tuple(self.rewired), order=tuple(self.order))
+
+    def accessed(self) -> list[tuple[int, int]]:
+        """Where mechanism "managed" maps the pages of which buffers, before an op writes them (thesis 4.2.3, 5.4)."""
+        if self.options.mechanism != "managed":
+            return []
+        on_host = Reason.HOST_INT32()
+        return [
+            (buffer.start, buffer.nbytes)
+            for buffer in self.timeline.buffers
+            if buffer.nbytes >= SMALLEST_MOVED and buffer.pinned_by != on_host
+        ]
+
+    def preaccess(self, position: int, nbytes: int) -> None:
+        node = self.graph[self.timeline.steps[position].node]
+        name = f"tfmem/MemOpPreaccess/{node.name}"
+        self.next(name, "MemOpPreaccess", [], {"bytes": nbytes}, node.device, outputs=0)
 
     def fill(self, position: int, nbytes: int) -> TensorId:
         node = self.graph[self.timeline.steps[position].node]
@@ -193,7 +236,7 @@ def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence
     """The ops outside the chain that write a variable, and that no op of the chain waits for."""
     chained = set(ordered)
     waited_for = graph.reached((name for name, place in position.items() if place in chained), graph.predecessors)
-    return [node.name for node in graph if is_update(node.op) and node.name not in waited_for]
+    return [node.name for node in graph if writes(node) and node.name not in waited_for]
 
 
 def transfers(graph: Graph, timeline: Timeline, plan: OffloadPlan) -> list[tuple[Move, TensorId]]:

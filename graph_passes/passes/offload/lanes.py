@@ -12,14 +12,43 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graph_passes.analysis.memory import roles
-from graph_passes.analysis.memory.lanes import held_by, lane_of
+from graph_passes.analysis.memory.lane_timeline import held_by, lane_of
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.peers import lanes
+from graph_passes.checks import LARGEST
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph
-from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
+from graph_passes.passes.offload.options import Effort, OffloadOptions
+from graph_passes.passes.offload.plan import How, OffloadPlan, plan_offload
+
+_UNIT = Link(1.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Devices of one allocator.
+
+    Attributes:
+        name: of the allocator.
+        devices: as the graph's nodes name them.
+        budget: bytes for all of them together; None for no limit.
+        in_use: bytes that the allocator holds before the step.
+        link: bandwidths of the devices' link to the host.
+        margin: bytes of the budget that plans leave free: what steps took beyond earlier plans.
+    """
+
+    name: str = ""
+    devices: tuple[str, ...] = ()
+    budget: int | None = None
+    in_use: int = 0
+    link: Link = _UNIT
+    margin: int = 0
+
+    @property
+    def planned_budget(self) -> int:
+        """Bytes that plans may use."""
+        return LARGEST if self.budget is None else self.budget - self.margin
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,26 +59,13 @@ class LanePlan:
         device: as the graph's nodes name it.
         timeline: of the lane.
         plan: for the lane's share of its pool's budget.
+        pool: the memory that its tensors are in.
     """
 
     device: str
     timeline: Timeline
     plan: OffloadPlan
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Devices of one allocator.
-
-    Attributes:
-        devices: as the graph's nodes name them.
-        budget: bytes for all of them together.
-        in_use: bytes that the allocator holds before the step.
-    """
-
-    devices: tuple[str, ...]
-    budget: int
-    in_use: int = 0
+    pool: Pool = Pool()
 
 
 def pools_of(graph: Graph, pool: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
@@ -65,10 +81,10 @@ def plan_lanes(
     timeline: Timeline,
     pools: Sequence[Pool],
     default: str,
-    link: Link,
     options: OffloadOptions,
     *,
     relax: bool = True,
+    effort: Effort = Effort.SEARCHED,
 ) -> tuple[LanePlan, ...]:
     """A plan for each lane of a step.
 
@@ -77,9 +93,9 @@ def plan_lanes(
         timeline: the whole step's, all lanes in one order.
         pools: the memory of all lanes.
         default: the device of ops that name none.
-        link: bandwidths of each device's link to the host.
         options: the policy and its thresholds.
         relax: see `plan_offload`.
+        effort: how long each plan is looked for.
 
     Raises:
         InfeasibleBudgetError: no plan of a lane keeps its share of the budget.
@@ -90,33 +106,53 @@ def plan_lanes(
         own = {device: held_by(graph, device, default) for device in pool.devices}
         own[pool.devices[0]] += max(0, pool.in_use - sum(own.values()))  # what else the process holds
         parts = {device: replace(part, base=own[device]) for device, part in parts.items()}
-        share = _shares({device: part.peak for device, part in parts.items()}, own, pool.budget)
+        share = _shares({device: part.peak for device, part in parts.items()}, own, pool.planned_budget)
         for device, part in parts.items():
             try:
                 plan = plan_offload(
                     part,
-                    link,
+                    pool.link,
                     share[device],
                     options,
-                    layers=[at for at in roles.layers(graph, part) if graph[part.steps[at].node].device == device],
-                    convolution_inputs=roles.convolution_inputs(graph, part),
-                    relax=relax,
+                    How(
+                        layers=[at for at in roles.layers(graph, part) if graph[part.steps[at].node].device == device],
+                        convolution_inputs=roles.convolution_inputs(graph, part),
+                        relax=relax,
+                        effort=effort,
+                    ),
                 )
             except InfeasibleBudgetError as error:
                 raise _of_pool(error, device, pool, share[device]) from error
-            found.append(LanePlan(device, part, plan))
+            found.append(LanePlan(device, part, plan, pool))
     return tuple(found)
+
+
+def tighter_margins(plans: Sequence[LanePlan], over: Mapping[str, int]) -> dict[str, int]:
+    """The margin of each pool with which to plan again.
+
+    Args:
+        plans: what ran.
+        over: bytes beyond its budget that a pool's devices took, by name of the pool.
+    """
+    planned: dict[str, int] = {}
+    for each in plans:
+        planned[each.pool.name] = planned.get(each.pool.name, 0) + each.plan.after.peak
+    pools = {each.pool.name: each.pool for each in plans}
+    return {
+        name: max(pool.margin, (pool.budget or 0) - planned[name]) + over[name] if over.get(name) else pool.margin
+        for name, pool in pools.items()
+    }
 
 
 def _of_pool(error: InfeasibleBudgetError, device: str, pool: Pool, share: int) -> InfeasibleBudgetError:
     """What a user can do about a lane without a plan: the budget is that of the whole pool."""
     if len(pool.devices) == 1:
         return InfeasibleBudgetError(f"on {device}: {error}", error.smallest_budget, error.op, error.least)
-    scale = pool.budget / max(1, share)
+    scale = pool.planned_budget / max(1, share)
     smallest, least = round(scale * error.smallest_budget), round(scale * error.least)
     return InfeasibleBudgetError(
-        f"memory_budget is {pool.budget:,} bytes for the {len(pool.devices)} devices of one allocator, so {device} may "
-        f"use {share:,}; with every candidate tensor moved out it still needs between {error.least:,} and "
+        f"memory_budget is {pool.planned_budget:,} bytes for the {len(pool.devices)} devices of one allocator, so "
+        f"{device} may use {share:,}; with every candidate tensor moved out it still needs between {error.least:,} and "
         f"{error.smallest_budget:,} bytes at op '{error.op}'; give a budget of at least {smallest:,} bytes, or a "
         "smaller batch",
         smallest,

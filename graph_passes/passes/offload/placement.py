@@ -8,7 +8,7 @@ as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from graph_passes.analysis.memory.simulate import Link, Move, are_there, by_position, recomputing_peak, usage_under
 from graph_passes.analysis.memory.timeline import Gap, Timeline
-from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.options import RECOMPUTING, OffloadOptions
 
 SLACK = 1.2  # copies are planned to take this much longer than bytes over bandwidth: run times vary
 
@@ -54,10 +54,29 @@ def in_order(timeline: Timeline, moves: Iterable[Move]) -> list[Move]:
 
 
 def place(
-    timeline: Timeline, gaps: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
+    timeline: Timeline,
+    gaps: Sequence[Gap],
+    link: Link,
+    budget: int,
+    options: OffloadOptions,
+    timed: bool,
+    again: Collection[Gap] | None = None,
 ) -> list[Move]:
-    """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies."""
-    every = _recomputed(timeline, [tight(timeline, gap, options) for gap in gaps], link, budget, options)
+    """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies.
+
+    Args:
+        timeline, gaps, link, budget, options: the step, and what moves.
+        timed: whether run times were measured.
+        again: those of `gaps` that chains end; None: where a chain is faster than a copy, if the policy recomputes.
+    """
+    moves = [tight(timeline, gap, options) for gap in gaps]
+    if again is not None:
+        wanted = [move.gap in again for move in moves]
+    elif options.policy in RECOMPUTING:
+        wanted = [timeline.recomputing(gap) < timeline.nbytes(gap) / link.prefetch for gap in gaps]
+    else:
+        wanted = [False for _ in gaps]
+    every = _recomputed(timeline, moves, wanted, budget)
     room = budget - usage_under(timeline, every)
     recomputed = [move for move in every if move.recomputed]
     moves = _release_late(timeline, [move for move in every if not move.recomputed], link, room)
@@ -66,18 +85,15 @@ def place(
     return recomputed + _prefetch_early(timeline, moves, room)
 
 
-def _recomputed(
-    timeline: Timeline, moves: Sequence[Move], link: Link, budget: int, options: OffloadOptions
-) -> list[Move]:
-    """Under `hybrid`, mark the moves that are cheaper to recompute; what they are made from must stay."""
-    if options.policy != "hybrid":
+def _recomputed(timeline: Timeline, moves: Sequence[Move], wanted: Sequence[bool], budget: int) -> list[Move]:
+    """The moves, those that are wanted so recomputed, as far as what they are made from stays and memory allows."""
+    if not any(wanted):
         return list(moves)
     marked, away = [], by_position((move.buffer, move) for move in moves)
-    for move in moves:
+    for move, is_wanted in zip(moves, wanted, strict=True):
         chain = timeline.chain(move.gap)
-        cheaper = timeline.recomputing(move.gap) < timeline.buffers[move.buffer].nbytes / link.prefetch
         there = chain is not None and are_there(chain.sources, move.next, away)
-        marked.append(replace(move, recomputed=cheaper and there))
+        marked.append(replace(move, recomputed=is_wanted and there))
     usage = usage_under(timeline, [replace(move, recomputed=False) for move in marked])
     marked = [
         replace(move, recomputed=move.recomputed and recomputing_peak(timeline, usage, move) <= budget)

@@ -7,7 +7,7 @@ The hard case: two gaps of which one is enough, and a copy back that comes too e
           |----------------------|----------------->      begins late stalls the step; one that begins early fills
              forward            turn      backward        the memory that the move had freed.
 
-    selection.candidate_gaps, choose   which gaps: the largest size threshold whose plan meets the budget
+    selection.select_copies            which gaps: the largest size threshold whose plan meets the budget
     placement.place                    when each move begins and ends
     repair.repaired                    more moves and paddings, until the allocator finds room
     chained                            the ops whose order decides the peak
@@ -25,30 +25,32 @@ released at a planned position, as late as memory allows, because releasing wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Collection, Container, Sequence
+from dataclasses import dataclass, replace
 
-from custom_ops.background import go_on
 from graph_passes.analysis.memory.fragmentation import SMALL, Failure, Room, first_failure
 from graph_passes.analysis.memory.simulate import Link, Move, Outcome, Padding, simulate
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph
-from graph_passes.graph.source import Readable
-from graph_passes.passes.offload.chains import chain_choices
-from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.greedy import fastest
+from graph_passes.passes.offload.optimal import select
+from graph_passes.passes.offload.options import RECOMPUTING, Effort, OffloadOptions
 from graph_passes.passes.offload.placement import in_order, one_layer_ahead, place, tight
 from graph_passes.passes.offload.repair import repaired
 from graph_passes.passes.offload.selection import (
+    Selection,
     candidate_gaps,
-    choose,
     infeasible,
     is_thresholded,
+    lowest,
     require_feasible,
+    select_copies,
     widest_gaps,
 )
 from graph_passes.refusals import Refusal
+from graph_passes.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class OffloadPlan:
         ordered: positions of the ops that allocate or free enough to matter; they run in this order.
         left_alone: tensors that were candidates by size but could not be moved, each with the reason.
         paddings: padding allocations, which keep tensors from where the allocator would put them.
+        verdict: what the plan promises, and what no plan can.
     """
 
     moves: tuple[Move, ...]
@@ -76,6 +79,7 @@ class OffloadPlan:
     ordered: tuple[int, ...] = ()
     left_alone: tuple[tuple[str, Refusal], ...] = ()
     paddings: tuple[Padding, ...] = ()
+    verdict: Verdict | None = None
 
     @property
     def actions(self) -> tuple[tuple[Move, ...], tuple[Padding, ...]]:
@@ -89,7 +93,9 @@ class OffloadPlan:
     def under(self, timeline: Timeline) -> OffloadPlan:
         """This plan as predicted for other costs."""
         before = simulate(timeline, (), self.link)
-        return replace(self, before=before, after=simulate(timeline, self.moves, self.link, self.paddings))
+        after = simulate(timeline, self.moves, self.link, self.paddings)
+        verdict = self.verdict and self.verdict.under(before.seconds, after.seconds)
+        return replace(self, before=before, after=after, verdict=verdict)
 
     def failure(self, timeline: Timeline, room: Room, *, excused: Container[int] = ()) -> Failure | None:
         """Where the step runs out of room; see `first_failure`."""
@@ -105,27 +111,54 @@ class Probing:
     Attributes:
         run: the table that the probes write to.
         device: where they sample, as TensorFlow names devices.
+        holds: whether variables wait; not in a step of several lanes, which is never run again.
     """
 
     run: int
     device: str
+    holds: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class How:
+    """How a plan is made.
+
+    Attributes:
+        layers: positions of the forward ops that multiply with a weight, ascending.
+        convolution_inputs: indices of buffers that a forward convolution reads (for `vdnn_conv`).
+        timed: whether the timeline's run times were measured.
+        widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
+            with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
+        unmoved: move nothing, whatever the budget: a step that is short of workspace alone still runs.
+        copied: no rematerialisation, though the policy may choose it.
+        padded: whether there may be padding allocations.
+        effort: see `Effort`.
+        room: where the allocations have to find room (see `memory.fragmentation`); moves are added until they do, as
+            far as moves can help.
+        relax: whether a default reuse distance that no plan can meet the budget with is halved until one can.
+        known: plans for the same timeline; the fastest that keeps within the budget is taken, if it is faster.
+    """
+
+    layers: Sequence[int] = ()
+    convolution_inputs: Collection[int] = ()
+    timed: bool = False
+    widest: bool = False
+    unmoved: bool = False
+    copied: bool = False
+    padded: bool = True
+    effort: Effort = Effort.SEARCHED
+    room: Room | None = None
+    relax: bool = True
+    known: Sequence[OffloadPlan] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """Asks for a plan; see `plan_offload` for what each is.
-
-    Attributes:
-        link, budget, layers, convolution_inputs, relax: as there.
-        how: its other arguments, by name.
-    """
+    """Asks for a plan; see `plan_offload` for what each is."""
 
     link: Link
     budget: int
-    layers: Sequence[int] = ()
-    convolution_inputs: Collection[int] = ()
-    relax: bool = True
-    how: Mapping[str, Any] = field(default_factory=dict)
+    how: How = How()
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,37 +204,13 @@ def plan_step_memory(source: Readable, needs: Needs) -> tuple[StepPlan, Graph]:
     """
     wanted, timeline = needs.moves, needs.timeline
     if isinstance(wanted, Wanted):
-        moves = plan_offload(
-            timeline,
-            wanted.link,
-            wanted.budget,
-            needs.options,
-            layers=wanted.layers,
-            convolution_inputs=wanted.convolution_inputs,
-            relax=wanted.relax,
-            **wanted.how,
-        )
+        moves = plan_offload(timeline, wanted.link, wanted.budget, needs.options, wanted.how)
     else:
         moves = wanted
     return StepPlan(moves, timeline, needs.options, needs.probing, needs.spill_key), source.read()
 
 
-def plan_offload(
-    timeline: Timeline,
-    link: Link,
-    budget: int,
-    options: OffloadOptions,
-    *,
-    layers: Sequence[int] = (),
-    convolution_inputs: Collection[int] = (),
-    timed: bool = False,
-    widest: bool = False,
-    unmoved: bool = False,
-    copied: bool = False,
-    padded: bool = True,
-    room: Room | None = None,
-    relax: bool = True,
-) -> OffloadPlan:
+def plan_offload(timeline: Timeline, link: Link, budget: int, options: OffloadOptions, how: How = How()) -> OffloadPlan:
     """Make a plan whose peak is at most `budget` bytes.
 
     Args:
@@ -209,22 +218,13 @@ def plan_offload(
         link: bandwidths of the link to the host.
         budget: bytes.
         options: the policy and its thresholds.
-        layers: positions of the forward ops that multiply with a weight, ascending.
-        convolution_inputs: indices of buffers that a forward convolution reads (for `vdnn_conv`).
-        timed: whether the timeline's run times were measured.
-        widest: move every tensor of size that waits across the turn, for its whole gap, whatever that stalls: a step
-            with memory to spare, in which cuDNN is free to choose. If that is not enough, every candidate.
-        unmoved: move nothing, whatever the budget: a step that is short of workspace alone still runs.
-        copied: no rematerialisation, though the policy may choose it.
-        padded: whether there may be padding allocations.
-        room: where the allocations have to find room (see `memory.fragmentation`); moves are added until they do, as
-            far as moves can help.
-        relax: whether a default reuse distance that no plan can meet the budget with is halved until one can.
+        how: what else planning depends on.
 
     Raises:
         InfeasibleBudgetError: no choice of tensors meets the budget.
     """
-    if copied and options.policy == "hybrid":
+    room = how.room
+    if how.copied and options.policy in RECOMPUTING:
         options = replace(options, policy="autovm")
     before = simulate(timeline, (), link)
     left_alone = tuple(
@@ -232,63 +232,108 @@ def plan_offload(
         for buffer in timeline.buffers
         if buffer.pinned_by and buffer.nbytes >= budget // 100
     )
-    fits = before.peak <= budget and not widest
-    if unmoved or (fits and (room is None or first_failure(timeline, (), room) is None)):
-        return OffloadPlan((), budget, 0, before, before, link, chained(timeline, (), budget), left_alone)
+    fits = before.peak <= budget and not how.widest
+    if how.unmoved or (fits and (room is None or first_failure(timeline, (), room) is None)):
+        ordered = chained(timeline, (), budget)
+        verdict = verdict_of(timeline, movable(timeline, options, how), budget, before.seconds, before.seconds)
+        return OffloadPlan((), budget, 0, before, before, link, ordered, left_alone, verdict=verdict)
 
-    candidates = candidate_gaps(timeline, options, layers, convolution_inputs, budget if relax else None)
-    if widest:
-        chosen, threshold = widest_gaps(timeline, candidates, budget), 0
-    elif options.policy == "hybrid":
-        chosen, threshold = _fastest(timeline, candidates, link, budget, options, timed)
-    elif is_thresholded(options):
-        chosen, threshold = choose(timeline, candidates, budget, options)
-    else:
-        chosen, threshold = candidates, min((timeline.nbytes(gap) for gap in candidates), default=0)
-        require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
+    chosen = _selected(timeline, link, budget, options, how)
 
     def build(more: Sequence[Gap]) -> list[Move]:
-        if widest:
-            return [tight(timeline, gap, options) for gap in (*chosen, *more)]
-        return place(timeline, (*chosen, *more), link, budget, options, timed)
+        if how.widest:
+            return [tight(timeline, gap, options) for gap in (*chosen.gaps, *more)]
+        return place(timeline, (*chosen.gaps, *more), link, budget, options, how.timed, chosen.again)
 
     paddings: tuple[Padding, ...] = ()
-    if not widest and not is_thresholded(options):
-        moves = [one_layer_ahead(timeline, gap, layers) for gap in chosen]
+    if not how.widest and not is_thresholded(options):
+        moves = [one_layer_ahead(timeline, gap, how.layers) for gap in chosen.gaps]
     elif room:
-        moves, paddings = repaired(timeline, build, chosen, budget, room, padded)
+        moves, paddings = repaired(timeline, build, chosen.gaps, budget, room, how.padded)
     else:
         moves = build(())
     moves = in_order(timeline, moves)
     after = simulate(timeline, moves, link)
-    if after.peak > budget and not widest:
+    if after.peak > budget and not how.widest:
         raise infeasible(timeline, moves, budget, f"under policy {options.policy}")
     if paddings:
         after = simulate(timeline, moves, link, paddings)
     ordered = chained(timeline, moves, budget, paddings)
-    return OffloadPlan(tuple(moves), budget, threshold, before, after, link, ordered, left_alone, paddings)
+    gaps = movable(timeline, options, how)
+    verdict = verdict_of(timeline, gaps, budget, before.seconds, after.seconds, chosen.least, chosen.note)
+    found = OffloadPlan(
+        tuple(moves), budget, chosen.threshold, before, after, link, ordered, left_alone, paddings, verdict
+    )
+    return found if how.widest else _fastest_known(timeline, found, how)
 
 
-def _fastest(
-    timeline: Timeline, candidates: Sequence[Gap], link: Link, budget: int, options: OffloadOptions, timed: bool
-) -> tuple[list[Gap], int]:
-    """The gaps, and the size threshold, of the fastest plan of those with more or fewer chains."""
-    found: list[tuple[bool, float, int, list[Gap], int]] = []
-    refused = None
-    for number, (again, others) in enumerate(chain_choices(timeline, candidates, link)):
-        go_on()
-        try:
-            chosen, threshold = choose(timeline, others, budget, options, again)
-        except InfeasibleBudgetError as error:
-            refused = refused or error
+def _selected(timeline: Timeline, link: Link, budget: int, options: OffloadOptions, how: How) -> Selection:
+    """The gaps that move, by the policy."""
+    candidates = candidate_gaps(timeline, options, how.layers, how.convolution_inputs, budget if how.relax else None)
+    if how.widest:
+        return Selection(tuple(widest_gaps(timeline, candidates, budget)))
+    if options.policy in RECOMPUTING:
+        greedy = fastest(timeline, candidates, link, budget, options, how.timed)
+        if options.policy != "optimal" or how.effort is Effort.GREEDY:
+            return greedy
+        every = tuple(movable(timeline, options, how))
+        return select(timeline, every, link, budget, options, how.timed, greedy, how.effort)
+    if is_thresholded(options):
+        gaps, threshold = select_copies(timeline, candidates, budget, options)
+        return Selection(tuple(gaps), threshold=threshold)
+    require_feasible(timeline, candidates, budget, "with every tensor the policy names moved out")
+    return Selection(tuple(candidates), threshold=min((timeline.nbytes(gap) for gap in candidates), default=0))
+
+
+def movable(timeline: Timeline, options: OffloadOptions, how: How) -> list[Gap]:
+    """Every gap that the policy may choose at the smallest budget."""
+    return candidate_gaps(timeline, options, how.layers, how.convolution_inputs, 0 if how.relax else None)
+
+
+def _fastest_known(timeline: Timeline, found: OffloadPlan, how: How) -> OffloadPlan:
+    """`found`, or a plan for a smaller budget that is faster: more memory makes no plan slower."""
+    for plan in how.known:
+        if plan.after.peak > found.budget or plan.after.seconds >= found.after.seconds or plan.link != found.link:
             continue
-        moves = in_order(timeline, place(timeline, chosen, link, budget, options, timed))
-        after = simulate(timeline, moves, link)
-        found.append((after.peak > budget, after.seconds, number, chosen, threshold))
-    if not found:
-        raise refused or ValueError("no choice of chains was planned")
-    *_, chosen, threshold = min(found, key=lambda plan: plan[:3])
-    return chosen, threshold
+        if (how.copied and any(move.recomputed for move in plan.moves)) or (plan.paddings and not how.padded):
+            continue
+        if how.room is not None and plan.failure(timeline, how.room) is not None:
+            continue
+        verdict = found.verdict and replace(found.verdict, seconds=plan.after.seconds)
+        ordered = chained(timeline, plan.moves, found.budget, plan.paddings)
+        found = replace(plan, budget=found.budget, ordered=ordered, left_alone=found.left_alone, verdict=verdict)
+    return found
+
+
+def verdict_of(
+    timeline: Timeline,
+    gaps: Sequence[Gap],
+    budget: int,
+    before: float,
+    after: float,
+    least: float | None = None,
+    note: str = "",
+) -> Verdict:
+    """What a plan promises, beside what no plan can.
+
+    Args:
+        timeline, budget: the step.
+        gaps: all that may move.
+        before, after: seconds of the step with nothing moved, and under the plan.
+        least: seconds that no plan goes below.
+        note: of the solver.
+    """
+    usage = lowest(timeline, gaps)
+    at = int(usage.argmax()) if len(usage) else 0
+    return Verdict(
+        fits=int(timeline.peak) <= budget,
+        seconds_unlimited=before,
+        seconds=after,
+        least=least,
+        smallest_budget=int(usage.max(initial=timeline.base)),
+        op=timeline.steps[at].node if timeline.steps else "",
+        note=note,
+    )
 
 
 def chained(
@@ -316,7 +361,7 @@ def tighter(plan: Callable[..., OffloadPlan], last: OffloadPlan, over: int) -> O
         TfmemError: it cannot be made.
     """
     try:
-        return plan(budget=last.tightened(over))
+        return plan(budget=last.tightened(over), effort=Effort.ONCE)
     except InfeasibleBudgetError as error:
         found = plan(budget=error.least)
         return None if found.actions == last.actions else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,31 @@ from custom_ops.background import go_on
 from graph_passes.analysis.memory.simulate import Move, uncounted_under, usage_under
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.options import RECOMPUTING, OffloadOptions
 
 # Times the step's tensors that TensorFlow's CPU allocator may count beyond them, in chunks that they do not fill. It
 # would be 1 if every chunk were just too small to be split. Five networks of keras.applications, observed once each,
 # had 0.00 to 0.43; the rest is a margin, not a bound.
 CHUNKS = 0.5
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The gaps that move.
+
+    Attributes:
+        gaps: all of them.
+        again: those that chains end; None: `placement.place` decides by cost.
+        threshold: bytes of the smallest tensor that was considered.
+        least: seconds that no plan goes below; None where that is not known.
+        note: what kept the solver from its work, if anything did.
+    """
+
+    gaps: tuple[Gap, ...]
+    again: frozenset[Gap] | None = None
+    threshold: int = 0
+    least: float | None = None
+    note: str = ""
 
 
 def reuse_distance_for(timeline: Timeline, layers: Sequence[int]) -> int:
@@ -32,7 +52,7 @@ def reuse_distance_for(timeline: Timeline, layers: Sequence[int]) -> int:
 
 
 def is_thresholded(options: OffloadOptions) -> bool:
-    return options.policy in ("autovm", "hybrid")
+    return options.policy in ("autovm", *RECOMPUTING)
 
 
 def candidate_gaps(
@@ -60,12 +80,12 @@ def candidate_gaps(
     distance = reuse_distance_for(timeline, layers)
     while True:  # a copy in a short gap hides little, so short gaps are used only if they must be
         found = [gap for gap in large if gap.distance >= distance]
-        if wanted is None or distance == 1 or _lowest(timeline, found).max(initial=0) <= wanted:
+        if wanted is None or distance == 1 or lowest(timeline, found).max(initial=0) <= wanted:
             return found
         distance //= 2
 
 
-def choose(
+def select_copies(
     timeline: Timeline, candidates: Sequence[Gap], budget: int, options: OffloadOptions, again: Sequence[Gap] = ()
 ) -> tuple[list[Gap], int]:
     """The largest size threshold whose plan meets the budget, then without what that plan could do without.
@@ -75,11 +95,11 @@ def choose(
         again: gaps after which buffers are recomputed, those first that pay least; what could stay of these stays.
     """
     chosen, threshold = _copies(timeline, candidates, budget, options, again)
-    usage = _lowest(timeline, (*again, *chosen))
-    return chosen + _needed(timeline, again, usage, budget), threshold
+    usage = lowest(timeline, (*again, *chosen))
+    return chosen + needed(timeline, again, usage, budget), threshold
 
 
-def _needed(timeline: Timeline, gaps: Iterable[Gap], usage: npt.NDArray[np.int64], budget: int) -> list[Gap]:
+def needed(timeline: Timeline, gaps: Iterable[Gap], usage: npt.NDArray[np.int64], budget: int) -> list[Gap]:
     """Those of `gaps` that do not fit when the ones before them are filled; fills `usage`."""
     kept = []
     for gap in gaps:
@@ -95,7 +115,7 @@ def _copies(
     timeline: Timeline, candidates: Sequence[Gap], budget: int, options: OffloadOptions, again: Sequence[Gap]
 ) -> tuple[list[Gap], int]:
     waiting = [gap for gap in candidates if timeline.crosses_turn(gap)]
-    if waiting and _lowest(timeline, (*again, *waiting)).max() <= budget:
+    if waiting and lowest(timeline, (*again, *waiting)).max() <= budget:
         candidates = waiting  # the thesis's own candidates are enough
     if options.size_threshold != "auto":
         require_feasible(
@@ -111,20 +131,20 @@ def _copies(
     while low < high:
         go_on()
         middle = (low + high) // 2
-        if _lowest(timeline, (*again, *_larger(timeline, candidates, sizes[middle]))).max() <= budget:
+        if lowest(timeline, (*again, *_larger(timeline, candidates, sizes[middle]))).max() <= budget:
             high = middle
         else:
             low = middle + 1
     threshold = sizes[low]
     chosen = _larger(timeline, candidates, threshold)
     shortest = sorted(chosen, key=lambda gap: (gap.distance, gap.next))  # short gaps hide least
-    return _needed(timeline, shortest, _lowest(timeline, (*again, *chosen)), budget), threshold
+    return needed(timeline, shortest, lowest(timeline, (*again, *chosen)), budget), threshold
 
 
 def widest_gaps(timeline: Timeline, candidates: Sequence[Gap], budget: int) -> list[Gap]:
     """Large tensors that wait across the turn; and what a plan within the budget needs besides, if that is more."""
     large = [gap for gap in candidates if timeline.crosses_turn(gap) and timeline.nbytes(gap) >= budget >> 10]
-    short = np.flatnonzero(_lowest(timeline, large) > budget)
+    short = np.flatnonzero(lowest(timeline, large) > budget)
     return large + [
         gap
         for gap in candidates
@@ -136,13 +156,13 @@ def _larger(timeline: Timeline, gaps: Sequence[Gap], size: int) -> list[Gap]:
     return [gap for gap in gaps if timeline.nbytes(gap) >= size]
 
 
-def _lowest(timeline: Timeline, gaps: Sequence[Gap]) -> npt.NDArray[np.int64]:
+def lowest(timeline: Timeline, gaps: Sequence[Gap]) -> npt.NDArray[np.int64]:
     """Bytes in use at each position when every gap is spent out of device memory."""
     return timeline.usage - timeline.within((gap.buffer, gap.last + 1, gap.next) for gap in gaps)
 
 
 def require_feasible(timeline: Timeline, gaps: Sequence[Gap], budget: int, how: str) -> None:
-    if _lowest(timeline, gaps).max() > budget:
+    if lowest(timeline, gaps).max() > budget:
         moves = [Move(gap.buffer, gap.last, gap.last, gap.last + 1, gap.next, gap.next) for gap in gaps]
         raise infeasible(timeline, moves, budget, how)
 

@@ -1,4 +1,4 @@
-"""A plan that runs, made faster: what it could do without stays, and copies back begin earlier.
+"""Makes a plan that runs faster: drops moves that it does not need, and begins copies back earlier.
 
 A repair may have made a move needless. And where memory is so tight that no plan made from scratch finds room for its
 allocations, the one that moves everything may still be the one that runs: it moves too much, and hides no copy.

@@ -7,10 +7,11 @@ that is predicted to be fastest is taken. The first stretch is empty: the plan w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from graph_passes.analysis.memory.simulate import Link, are_there, by_position
 from graph_passes.analysis.memory.timeline import Chain, Gap, Timeline
+from graph_passes.graph.ops import REPEATABLE_PRODUCTS
 
 MOST_PLANS = 8  # stretches that are planned, at most, beside the empty one
 
@@ -18,10 +19,7 @@ MOST_PLANS = 8  # stretches that are planned, at most, beside the empty one
 def chain_choices(timeline: Timeline, candidates: Sequence[Gap], link: Link) -> Iterator[tuple[list[Gap], list[Gap]]]:
     """Choices of (gaps that chains end, those that pay least first; gaps that copies may still end)."""
     yield [], list(candidates)
-    ranked = _ranked(timeline, candidates, link)
-    counts = sorted({-(-len(ranked) * part // MOST_PLANS) for part in range(1, MOST_PLANS + 1)})
-    for count in counts if ranked else ():
-        again = _together(timeline, [gap for kind in ranked[:count] for gap in kind])
+    for again in _stretches(timeline, _ranked(timeline, candidates, link)):
         needed = by_position((source, gap.next) for gap in again for source in _chain(timeline, gap).sources)
         taken = set(again)
         others = [
@@ -30,6 +28,32 @@ def chain_choices(timeline: Timeline, candidates: Sequence[Gap], link: Link) -> 
             if gap not in taken and not any(gap.last < use <= gap.next for use in needed.get(gap.buffer, ()))
         ]
         yield again[::-1], others
+
+
+def _stretches(timeline: Timeline, ranked: list[list[Gap]]) -> Iterator[list[Gap]]:
+    """Gaps of the best kinds: first of those without products, then, if there are others, of all."""
+    without = [kind for kind in ranked if not _multiplies(_chain(timeline, kind[0]))]
+    for kinds in ([without] if len(without) < len(ranked) else []) + [ranked]:
+        counts = sorted({-(-len(kinds) * part // MOST_PLANS) for part in range(1, MOST_PLANS + 1)})
+        for count in counts if kinds else ():
+            yield _together(timeline, [gap for kind in kinds[:count] for gap in kind])
+
+
+def endings(
+    timeline: Timeline, chosen: Sequence[Gap], again: Collection[Gap], link: Link
+) -> Iterator[frozenset[Gap] | None]:
+    """Which of the chosen gaps chains end: where a chain is faster than a copy, and then the same without the products
+    that were not asked for (`again`), since a copy may hide where a product takes time."""
+    yield None
+    faster = [gap for gap in chosen if timeline.recomputing(gap) < timeline.nbytes(gap) / link.prefetch]
+    wanted = [gap for gap in faster if gap in again or not _multiplies(_chain(timeline, gap))]
+    if len(wanted) < len(faster):
+        yield frozenset(wanted)
+
+
+def _multiplies(chain: Chain) -> bool:
+    """Whether a chain of several ops holds a product or a convolution: it needs fewer tensors, and takes longer."""
+    return len(chain.ops) > 1 and any(op in REPEATABLE_PRODUCTS for op, _ in chain.kind)
 
 
 def _ranked(timeline: Timeline, candidates: Sequence[Gap], link: Link) -> list[list[Gap]]:

@@ -1,0 +1,178 @@
+"""Decides what runs on pieces of the batch, and on how many. Pure.
+
+The hard case: a net whose first convolution alone, on all examples, exceeds the budget.
+
+    whole batch      conv1 -> relu -> ... -> loss -> ... -> gradient of conv1       each tensor whole: over the budget
+    pieces           conv1 ... gradient | conv1 ... gradient | ...                  tensors of a piece; gradients added
+
+    candidates       stretches of the step that can run by piece: from a tensor that is kept to the gradients, and the
+                     ops between batch norms, with what they read made again in each piece, or without
+    plan_split       for 2, 4, 8, ... pieces, those candidates of which the cost model says that a memory plan meets the
+                     budget; of these the fastest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
+from graph_passes.graph.graph_source import Readable
+from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.passes.split.split_regions import SplitPlan, plan_of
+from graph_passes.refusals import Reason, Refusal
+
+MOST_PIECES = 32
+MOST_TRIALS = 24  # graphs that are planned; each takes as long as a first plan of the step
+LARGE = 1 << 62
+MOST_OPS = 100_000  # of all trials together, but for four trials
+_MARGIN = 0.9  # of the budget, which trials meet if any does: the measured step may need more than the predicted one
+_HELPS = 0.98  # of the bytes that the largest op needs: twice as many pieces have to save more
+_BATCHES = 3  # sizes of first dimensions that are tried
+_CUTS = (0.25, 0.5, 0.75)  # shares of the forward pass, by the bytes that it makes, before a kept tensor
+_MATTERS = 0.02  # of the budget: a region of fewer bytes stays whole
+
+Part = tuple[frozenset[str], frozenset[str]]  # members, and ops that each piece runs again
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the cost model says of a step that is split.
+
+    Attributes:
+        least: bytes that no memory plan goes below.
+        seconds: under the memory plan; None if none meets the budget.
+    """
+
+    least: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SplitNeeds:
+    """What planning takes.
+
+    Attributes:
+        order: the step's schedule.
+        fetched: tensors that it returns.
+        turn: the position of the last forward op.
+        over: ops at whose positions no memory plan meets the budget.
+        budget: bytes.
+        trial: plans the memory of a step that is split.
+        faster_than: seconds that a split step has to stay below.
+    """
+
+    order: Sequence[str]
+    fetched: Collection[TensorId]
+    turn: int
+    over: Collection[str]
+    budget: int
+    trial: Callable[[SplitPlan], Trial]
+    faster_than: float = field(default=float("inf"))
+
+
+@dataclass(frozen=True)
+class SplitChoice:
+    """What the planner chose.
+
+    Attributes:
+        plan: what runs on pieces; None if nothing does.
+        refused: why nothing does.
+        least: bytes that the best trial needs; 0 if there was none.
+    """
+
+    plan: SplitPlan | None = None
+    refused: Refusal | None = None
+    least: int = 0
+
+
+def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]:
+    """The fastest split that meets the budget, of those that were tried."""
+    graph = source.read()
+    found = _by_batch(graph, needs)
+    if found is None:
+        return SplitChoice(refused=Reason.SPLIT_NO_BATCH(count=2)), graph
+    parts = list(candidates(found, needs))
+    if not parts:
+        return SplitChoice(refused=Reason.SPLIT_NO_REGION()), graph
+    return _fastest(found, parts, needs), graph
+
+
+def _by_batch(graph: Graph, needs: SplitNeeds) -> Separable | None:
+    """The ops that can work on a piece, for the size of inputs for which these make the most bytes."""
+    fetched = {tensor.node for tensor in needs.fetched}
+    every = [separable(graph, needs.order, batch, fetched) for batch in batches(graph)[:_BATCHES]]
+    every = [found for found in every if found.rules]
+    return max(every, key=lambda found: found.nbytes(found.rules), default=None)
+
+
+def _fastest(found: Separable, parts: Sequence[Sequence[Part]], needs: SplitNeeds) -> SplitChoice:
+    """The fastest plan, with a margin in memory where one has it; divisions into more pieces are tried once more after
+    one was found, for they may spare moves."""
+    met: list[tuple[Trial, SplitPlan]] = []
+    least, tried, last, count = LARGE, 0, 0, 2
+    most = max(4, min(MOST_TRIALS, MOST_OPS // len(found.order)))
+    while count <= min(MOST_PIECES, found.batch):
+        before = least
+        for each in parts[: most - tried]:
+            plan = plan_of(found, each, count, needs.fetched)
+            trial, tried = needs.trial(plan), tried + 1
+            least = min(least, trial.least)
+            if trial.seconds is not None and trial.seconds < needs.faster_than:
+                met.append((trial, plan))
+                if trial.least <= _MARGIN * needs.budget:
+                    last = last or count
+        if (last and count > last) or tried == most or least > _HELPS * before:
+            break
+        count *= 2
+    roomy = [each for each in met if each[0].least <= _MARGIN * needs.budget]
+    if not met:
+        return SplitChoice(
+            refused=Reason.SPLIT_OVER(count=min(count, MOST_PIECES, found.batch), least=f"{least:,}"), least=least
+        )
+    return SplitChoice(min(roomy or met, key=lambda each: each[0].seconds or 0.0)[1], least=least)
+
+
+def candidates(found: Separable, needs: SplitNeeds) -> Iterator[tuple[Part, ...]]:
+    """What may run on pieces, each with its regions in the order in which they run; what helps most comes first."""
+    seen: set[tuple[Part, ...]] = set()
+    sets = levels(found)
+    heavy = [each for each in sets if found.nbytes(each) >= _MATTERS * needs.budget]
+    urgent = [each for each in heavy if not each.isdisjoint(needs.over)]
+    whole = convex(found, found.rules)
+    largest = [((whole, frozenset[str]()),)] if found.nbytes(whole) >= _MATTERS * needs.budget else []
+    between = (urgent, heavy) if len(sets) > 1 else ()
+    tails = _to_the_gradients(found, needs, whole)
+    for each in (*largest, *tails, *(part for some in between for part in _between_borders(found, some))):
+        if each and each not in seen:
+            seen.add(each)
+            yield each
+
+
+def _to_the_gradients(found: Separable, needs: SplitNeeds, whole: frozenset[str]) -> Iterator[tuple[Part, ...]]:
+    """The ops from a kept tensor to the loss and back to the gradients of what follows that tensor."""
+    place = {name: index for index, name in enumerate(found.order)}
+    forward = sorted(place[name] for name in whole if place[name] <= needs.turn)
+    total = found.nbytes(found.order[position] for position in forward)
+    for share in _CUTS:
+        made, start = 0, None
+        for position in forward:
+            if made >= share * total:
+                start = position
+                break
+            made += found.nbytes([found.order[position]])
+        if start is None:
+            continue
+        inner = {found.order[position] for position in forward if position >= start}
+        read = [place[use] for name in inner for use in found.graph.readers(found.graph[name]) if use in whole]
+        end = max(read, default=start)
+        tail = convex(found, [name for name in whole if start <= place[name] <= end])
+        if found.nbytes(tail) >= _MATTERS * needs.budget:
+            yield ((tail, frozenset()),)
+
+
+def _between_borders(found: Separable, sets: Sequence[frozenset[str]]) -> Iterator[tuple[Part, ...]]:
+    """These sets between ops that need all of the batch, with what they read kept, partly made again, or made again."""
+    yield tuple((each, frozenset[str]()) for each in sets)
+    yield tuple((each, again(found, each, products=False)) for each in sets)
+    yield tuple((each, again(found, each)) for each in sets)

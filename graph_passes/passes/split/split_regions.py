@@ -1,0 +1,104 @@
+"""Regions of a step that run on pieces of the batch: the plan of the split pass, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from graph_passes.analysis.batch.separable import Separable
+from graph_passes.graph.ir import TensorId, Use
+
+
+class Exactness(StrEnum):
+    """How near the results of a step are to those of the unmodified step; the value is what a report prints."""
+
+    BITS = "equal to the bit, where TensorFlow picks the same kernels"
+    SUMS = "equal to rounding: sums over the batch are added by piece, in a fixed order"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Ops that run piece by piece.
+
+    Attributes:
+        name: of the region.
+        members: names of its ops, which the pieces replace, in the schedule's order.
+        again: names of ops that each piece runs again, in the schedule's order; the op itself stays.
+        exits: tensors of members that other ops read, or that are fetched.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    again: tuple[str, ...]
+    exits: tuple[TensorId, ...]
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """Which ops run on pieces of the batch, and on how many.
+
+    Attributes:
+        batch: how many examples there are.
+        pieces: how many each piece has, the larger ones first.
+        regions: what runs piece by piece, in the order in which it runs.
+        fetched: tensors that the step returns.
+        separable: the rules of their ops.
+    """
+
+    batch: int
+    pieces: tuple[int, ...]
+    regions: tuple[Region, ...]
+    fetched: frozenset[TensorId]
+    separable: Separable = field(repr=False, compare=False)
+
+    @property
+    def exactness(self) -> Exactness:
+        """The class of the results. A convolution or a product of fewer rows may run by another algorithm."""
+        return Exactness.SUMS if self.regions else Exactness.BITS
+
+
+def sizes_of_pieces(batch: int, count: int) -> tuple[int, ...]:
+    """`batch` examples in `count` pieces that differ by at most one example."""
+    each, more = divmod(batch, count)
+    return (each + 1,) * more + (each,) * (count - more)
+
+
+def plan_of(
+    found: Separable,
+    parts: Sequence[tuple[Collection[str], Collection[str]]],
+    count: int,
+    fetched: Collection[TensorId],
+) -> SplitPlan:
+    """The plan that runs `parts`, each of (members, ops that run again), in `count` pieces."""
+    regions = []
+    for number, (members, again) in enumerate(parts):
+        exits = _exits(found, members, parts, fetched)
+        ordered, more = (tuple(name for name in found.order if name in names) for names in (members, again))
+        regions.append(Region(f"split_{number}", ordered, more, exits))
+    return SplitPlan(found.batch, sizes_of_pieces(found.batch, count), tuple(regions), frozenset(fetched), found)
+
+
+def _exits(
+    found: Separable,
+    members: Collection[str],
+    parts: Sequence[tuple[Collection[str], Collection[str]]],
+    fetched: Collection[TensorId],
+) -> tuple[TensorId, ...]:
+    """Tensors of members that are read where no piece makes them: by what runs once, or in another region."""
+    replaced = frozenset().union(*(others for others, _ in parts))
+    runs = [(others, frozenset((*others, *again))) for others, again in parts]
+
+    def leaves(use: Use) -> bool:
+        if use.node not in replaced:
+            return True
+        elsewhere = (ran for others, ran in runs if use.node in ran and others is not members)
+        return any(not found.inside(use.node, use.index, ran) for ran in elsewhere)
+
+    return tuple(
+        tensor
+        for name in found.order
+        if name in members
+        for tensor in found.graph.tensors(found.graph[name])
+        if tensor in fetched or any(leaves(use) for use in found.graph.uses(tensor))
+    )

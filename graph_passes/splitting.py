@@ -1,0 +1,128 @@
+"""One captured step with parts that run on pieces of the batch, chosen so that a memory plan meets the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from graph_passes.analysis.memory.simulate import Link
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.decision import Decision
+from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.graph.ir import Graph
+from graph_passes.passes.offload.options import Effort, OffloadOptions
+from graph_passes.passes.offload.plan import How, movable
+from graph_passes.passes.offload.selection import lowest
+from graph_passes.passes.split.apply import split_graph
+from graph_passes.passes.split.plan import SplitChoice, SplitNeeds, Trial
+from graph_passes.passes.split.split_regions import SplitPlan
+from graph_passes.pipeline import SPLIT, Outcome, Phase, Step, StepSource, plan_step, run_passes
+from graph_passes.refusals import Reason, Refusal
+from graph_passes.report import Report, SplitRecord
+
+_NEAR = 0.85  # of what the largest op needs: where less is needed, a split does not help
+
+
+@dataclass(frozen=True, eq=False)
+class SplitStep:
+    """A step with parts that run on pieces of the batch.
+
+    Attributes:
+        graph: the edited graph.
+        order: the order in which its ops are to run.
+        plan: what was split.
+        peak_before: bytes that the unmodified step needs, by estimate.
+        seconds_before: how long it takes, by estimate.
+    """
+
+    graph: Graph
+    order: tuple[str, ...]
+    plan: SplitPlan
+    peak_before: int = 0
+    seconds_before: float = 0.0
+
+
+def split_step(
+    step: Step,
+    timeline_of: Callable[[Step], Timeline],
+    link: Link,
+    budget: int,
+    options: OffloadOptions,
+    faster_than: float = float("inf"),
+) -> SplitStep | Refusal:
+    """The fastest division of the step that meets the budget, or why there is none.
+
+    Args:
+        step: the step; not changed.
+        timeline_of: a step under a cost model.
+        link: bandwidths of the link to the host.
+        budget: bytes.
+        options: of the memory plan.
+        faster_than: seconds that the step has to stay below.
+    """
+    if options.split == "never":
+        return Reason.SPLIT_NEVER()
+    devices = sorted({node.device for node in step.graph if node.device})
+    if step.shared or len(devices) > 1:
+        return Reason.SPLIT_SHARED(detail=step.shared or ", ".join(devices))
+
+    def trial(plan: SplitPlan) -> Trial:
+        found = _read_again(step, *split_graph(plan, step.graph))
+        timeline = timeline_of(found)
+        try:
+            planned = plan_step(found, timeline, link, budget, options, effort=Effort.GREEDY)
+        except InfeasibleBudgetError as error:
+            return Trial(error.least)
+        floor = planned.verdict.smallest_budget if planned.verdict else planned.after.peak
+        return Trial(floor, planned.after.seconds)
+
+    timeline = timeline_of(step)
+    if budget <= timeline.base:
+        return Reason.SPLIT_BASE(base=f"{timeline.base:,}")
+    usage = lowest(timeline, movable(timeline, options, How()))
+    limit = min(budget, _NEAR * int(usage.max(initial=0)))
+    over = frozenset(item.node for item, nbytes in zip(timeline.steps, usage, strict=True) if nbytes > limit)
+    needs = SplitNeeds(step.order, step.fetches, timeline.turn, over, budget, trial, faster_than)
+    done = run_passes(Phase.UNDER_BUDGET, (SPLIT.option,), StepSource(step), {SPLIT.name: lambda _: needs})
+    outcome: Outcome[SplitChoice] = done[SPLIT.name]
+    failed = next(iter(outcome.errors.values()), outcome.failed)
+    if failed is not None:
+        raise failed
+    choice = outcome.plan or SplitChoice()
+    if choice.plan is None:
+        return choice.refused or Reason.SPLIT_NO_REGION()
+    graph, order = split_graph(choice.plan, step.graph)
+    return SplitStep(graph, order, choice.plan, timeline.peak, float(timeline.begins[-1]))
+
+
+def _read_again(step: Step, graph: Graph, order: tuple[str, ...]) -> Step:
+    loss = step.loss if step.loss is not None and step.loss.node in graph.nodes else None
+    found = Step.read(graph, order, step.fetches, loss, step.merging, step.counted, step.of_data)
+    return replace(found, shared=step.shared)
+
+
+def with_split(report: Report, split: SplitStep, moves: bool) -> Report:
+    """The report of a step with parts that run on pieces, beside the unmodified step.
+
+    Args:
+        report: of the edited step.
+        split: what was done.
+        moves: whether tensors move as well.
+    """
+    records = tuple(
+        SplitRecord(
+            ops=len(region.members),
+            again=len(region.again),
+            first=region.members[0],
+            last=region.members[-1],
+            pieces=split.plan.pieces,
+            exactness=str(split.plan.exactness),
+        )
+        for region in split.plan.regions
+    )
+    verdict = report.verdict
+    if verdict is not None:
+        how = "split along the batch, with moves" if moves else "split along the batch"
+        verdict = replace(verdict, fits=False, seconds_unlimited=split.seconds_before, least=None, how=how)
+    decision = report.decision if moves else Decision.SPLIT
+    return replace(report, splits=records, verdict=verdict, decision=decision, peak_before=split.peak_before)

@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from custom_ops.recurrent.cell import Cell
-from custom_ops.recurrent.program import Program
+from custom_ops.recurrent.gpu_program import Program
 from custom_ops.recurrent.spec import Precision
+from graph_passes.device_report import many
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import AttrValue, Code, DataType, TensorId
 from graph_passes.graph.rewrite import NewNode
@@ -153,7 +154,8 @@ class Launch:
             "No": count * len(cell.outputs),
         }
         outputs = count * (len(cell.outputs) + len(cell.states))
-        device = self.device if programs else CPU
+        stays = programs or "CPU:" in self.device.upper()  # a replica's may be another CPU than the first
+        device = self.device if stays else CPU
         return NewNode(self.name, RECURRENT_OP, self.inputs, attrs, device, self.control, outputs)
 
 
@@ -192,7 +194,7 @@ class Match:
             f"{launch.units} units",
             f"{len(cell.states)} states",
             f"{cell.blocks} weight blocks",
-            f"{max(cell.stages, default=0) + 1} synchronisations a step",
+            f"{many(max(cell.stages, default=0) + 1, 'synchronisation')} a step",
             launch.dtype,
         ]
         if len(launch.directions) > 1:
@@ -209,12 +211,31 @@ class Unmatched:
         carrier: the kind of that node.
         reason: what was found that a cell cannot express.
         traceback: of a fault inside tfmem; empty where it stays for a reason.
+        line: of the user's program, where what is in the way was written; empty if it is not known.
     """
 
     name: str
     carrier: str
     reason: Refusal
     traceback: str = ""
+    line: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason, and the line of the program that it is about."""
+        return f"{self.reason} ({self.line})" if self.line else str(self.reason)
+
+    @property
+    def about(self) -> str:
+        """The node that is in the way; the loop, if the reason names none."""
+        arguments = dict(self.reason.arguments)
+        for key in ("first", "because"):
+            if isinstance(nested := arguments.get(key), Refusal):
+                arguments = dict(nested.arguments)
+                break
+        named = [arguments[key] for key in ("node", "reader", "tensor") if key in arguments]
+        found = named[0] if named else self.name
+        return found.node if isinstance(found, TensorId) else str(found)
 
 
 @dataclass(frozen=True)
@@ -232,7 +253,11 @@ class Kernels:
     timed: tuple[tuple[int, float], ...] = ()
 
     def __str__(self) -> str:
-        return ", ".join(f"{milliseconds:.3f} ms at batch {batch}" for batch, milliseconds in self.timed)
+        if not self.timed:
+            found = dict.fromkeys(f"{program.image.kind} {program.image.arch / 10}" for program in self.programs)
+            return f"untimed kernels: {', '.join(found)}"
+        times = ", ".join(f"{milliseconds:.3f} ms at batch {batch}" for batch, milliseconds in self.timed)
+        return f"{self.steps} steps in {times}"
 
 
 @dataclass(frozen=True)
@@ -259,9 +284,9 @@ class RecurrentPlan:
         if not found:
             return match.summary()
         timed = "; its gradient in ".join(str(kernels) for kernels in found)
-        return f"{match.summary()}; precision {self.precision}; {found[0].steps} steps in {timed}"
+        return f"{match.summary()}; precision {self.precision}; {timed}"
 
     def __str__(self) -> str:
         lines = [f"replace {self.summary(match)}" for match in self.matches]
-        lines += [f"keep {loop.name} ({loop.carrier}): {loop.reason}" for loop in self.unmatched]
+        lines += [f"keep {loop.name} ({loop.carrier}): {loop.why}" for loop in self.unmatched]
         return "\n".join(lines) or "no recurrence found"

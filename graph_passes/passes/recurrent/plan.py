@@ -12,7 +12,7 @@ are matched at once, and what did not match is left out of the next copy, until 
     plan_recurrent      as captured: which calls come to the top level, which unrolled steps become loops; kernels
       roll_up           see find/roll.py
       plan_whole        of one graph: recurrences with their gradients, and those of inference
-        plan_training   see train/plan.py
+        plan_training   see train/plan_training.py
         plan_inference
       _Left.more        what has to be left out, so that the graph is read again
 
@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.rewrite import Names
-from graph_passes.graph.source import Readable
 from graph_passes.passes.recurrent.cleanup import with_fused_biases, without_zeros
 from graph_passes.passes.recurrent.faults import attempt, attempted
 from graph_passes.passes.recurrent.find.loops import functional_loops, loops_out_of_reach, lowered_loops
@@ -35,9 +35,10 @@ from graph_passes.passes.recurrent.find.roll import roll_up
 from graph_passes.passes.recurrent.find.step_gradients import Exits, RolledGradient
 from graph_passes.passes.recurrent.lower.bidirectional import paired
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, match_cudnn
-from graph_passes.passes.recurrent.lower.loop import Joinable, read_loop
+from graph_passes.passes.recurrent.lower.loop import Joinable
+from graph_passes.passes.recurrent.lower.read_loop import read_loop
 from graph_passes.passes.recurrent.match import RecurrentPlan, Unmatched
-from graph_passes.passes.recurrent.train.plan import Check, Gradients, plan_training
+from graph_passes.passes.recurrent.train.plan_training import Check, Gradients, Slow, plan_training
 from graph_passes.refusals import Reason
 
 EFFECTS = frozenset({"While", *CUDNN})  # carriers that have side effects
@@ -56,6 +57,7 @@ class Needs:
         traced: whether it is a function's that is still being traced, so that what has side effects runs in any case.
         fuse_biases: whether products may add their biases, since no gradient will be taken.
         exits: see `find.step_gradients.Exits`; None: unrolled steps with their gradient stay.
+        slow: see `train.plan.Slow`; None: nothing is.
     """
 
     gradients: Gradients
@@ -66,6 +68,7 @@ class Needs:
     traced: bool = False
     fuse_biases: bool = False
     exits: Exits | None = None
+    slow: Slow | None = None
 
 
 def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph]:
@@ -79,7 +82,7 @@ def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph
         loops = rolled.loops if rolled else {}
         graph = rolled.graph if rolled and rolled.graph else graph
         of_steps = rolled.gradients if rolled else ()
-        plan = plan_whole(graph, keep, needs.gradients, needs.check, needs.traced, of_steps)
+        plan = plan_whole(graph, keep, needs.gradients, needs.check, needs.traced, of_steps, needs.slow)
         if left.more(plan, loops):
             continue
         plan = needs.tune(plan)
@@ -151,6 +154,7 @@ def plan_whole(
     check: Check,
     traced: bool = False,
     rolled: Sequence[RolledGradient] = (),
+    slow: Slow | None = None,
 ) -> RecurrentPlan:
     """What to replace in `graph`: recurrences with their gradients, and those of inference.
 
@@ -158,10 +162,10 @@ def plan_whole(
         graph, keep, gradients, check: as for `plan_training`.
         traced: whether the graph is a function's that is still being traced, and edited in place: an op with side
             effects, as a loop that reads variables is, would run there in any case.
-        rolled: see `plan_training`.
+        rolled, slow: see `plan_training`.
     """
     names = Names(graph)
-    training = plan_training(graph, keep, gradients, check, names, rolled)
+    training = plan_training(graph, keep, gradients, check, names, rolled, slow)
     inference = plan_inference(graph, keep, names)
     unmatched = [
         *training.plan.unmatched,

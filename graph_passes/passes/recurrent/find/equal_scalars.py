@@ -5,13 +5,11 @@ A scalar is reduced to a number, or to "dimension `axis` of tensor `x`", or else
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from graph_passes.graph import slices
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed, scalar_value
-from graph_passes.passes.recurrent.find.loops import Loop
 
 Key: TypeAlias = int | tuple[TensorId, int] | TensorId
 
@@ -81,20 +79,6 @@ def element_key(graph: Graph, tensor: TensorId, index: int) -> Key | None:
     if node.op == "Shape":
         return dimension_key(graph, node.inputs[0], index)
     return None
-
-
-def bound_key(graph: Graph, loop: Loop, bound: TensorId, invariants: Collection[int]) -> Key | None:
-    """What a tensor of a loop's condition is, as a scalar of the graph around; None if that is unknown."""
-    places = {name: place for place, name in enumerate(loop.condition.arguments)}
-    key = scalar_key(loop.condition.graph, bound)
-    if isinstance(key, int):
-        return key
-    source, axis = (key, None) if isinstance(key, TensorId) else key
-    place = places.get(source.node)
-    if place not in invariants or place is None:
-        return None
-    initial = loop.initial[place]
-    return scalar_key(graph, initial) if axis is None else dimension_key(graph, initial, axis)
 
 
 def _is_scalar(graph: Graph, tensor: TensorId) -> bool:

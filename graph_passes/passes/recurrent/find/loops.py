@@ -1,19 +1,25 @@
 """Loops in one normal form, whatever carried them, and what their variables are for.
 
-A variable is known by what a step makes of it: an *invariant* stays, a *counter* goes from 0 up by 1, an output *list*
-is written at one place a step, and everything else is a *state*. The condition has to be a conjunction of
-`counter < bound`.
+A variable is known by what a step makes of it: an *invariant* stays, a *counter* changes by the same whole number, an
+output *list* is written at one place a step, and everything else is a *state*. The condition has to be a conjunction of
+comparisons of a counter with a bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from graph_passes.graph.frames import frames
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
-from graph_passes.graph.ops import LOOPS, passed, scalar_value
+from graph_passes.graph.ops import IDENTITIES, LOOPS, passed, scalar_value
+from graph_passes.passes.recurrent.find.counting import Numbers, Place, linear
 from graph_passes.refusals import Reason, Refusal
+
+COMPLEX = ("complex64", "complex128")
+_WHOLE = ("int32", "int64")
+_MIRRORED = {"Less": "Greater", "LessEqual": "GreaterEqual", "Greater": "Less", "GreaterEqual": "LessEqual"}
+_MIRRORED |= {"NotEqual": "NotEqual"}
 
 
 class Unreadable(Exception):  # noqa: N818  not an error: the loop stays as it is, and the report says why
@@ -56,17 +62,45 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Variables:
-    """What each variable of a loop is, by its position: for a list, the node that changes it.
+class Bound:
+    """A comparison that holds as long as the loop goes on.
 
-    Bounds are tensors of the loop's condition.
+    Attributes:
+        counter: the variable that counts.
+        op: "Less", "LessEqual", "Greater", "GreaterEqual" or "NotEqual": how the counter is compared.
+        limit: with what, a tensor of the loop's condition.
+        node: the comparison.
+    """
+
+    counter: int
+    op: str
+    limit: TensorId
+    node: Node
+
+
+@dataclass(frozen=True)
+class Variables:
+    """What each variable of a loop is, by its position.
+
+    Attributes:
+        invariants: what stays.
+        counters: for each, its number in each step.
+        states: all others that are no lists.
+        writes: for a list, the node that changes it.
+        bounds: how long the loop goes on.
     """
 
     invariants: frozenset[int]
-    counters: frozenset[int]
+    counters: Mapping[int, Place]
     states: tuple[int, ...]
     writes: dict[int, Node]
-    bounds: tuple[TensorId, ...]
+    bounds: tuple[Bound, ...]
+
+    def numbers(self, graph: Graph, loop: Loop, function: Function) -> Numbers:
+        """Reads whole numbers of `function`, the body or the condition of `loop`."""
+        names = function.arguments
+        fixed = {names[place]: loop.initial[place] for place in self.invariants}
+        return Numbers(graph, function.graph, fixed, {names[place]: self.counters[place] for place in self.counters})
 
 
 def functional_loops(graph: Graph) -> Iterator[Loop]:
@@ -135,7 +169,9 @@ def classify(graph: Graph, loop: Loop) -> Variables:
         return places.get(passed(body, tensor).node)
 
     invariants = {place for place, result in enumerate(loop.body.results) if argument(result) == place}
-    counters: set[int] = set()
+    fixed = {loop.body.arguments[place]: loop.initial[place] for place in invariants}
+    numbers = Numbers(graph, body, fixed, {})
+    counters: dict[int, Place] = {}
     states: list[int] = []
     writes: dict[int, Node] = {}
     for place, result in enumerate(loop.body.results):
@@ -143,40 +179,37 @@ def classify(graph: Graph, loop: Loop) -> Variables:
         spec = body.specs.get(TensorId(loop.body.arguments[place]))
         if place in invariants:
             continue
-        if _is_increment(graph, loop, node, place, invariants) and scalar_value(graph, loop.initial[place]) == 0:
-            counters.add(place)
+        step = _increment(numbers, loop, node, place)
+        if step:
+            counters[place] = Place(linear(graph, loop.initial[place]), step)
         elif (spec is not None and spec.dtype == "variant") or node.op == "TensorArrayWriteV3":
             writes[place] = node
         else:
             states.append(place)
-    bounds = _bounds(loop, counters)
-    return Variables(frozenset(invariants), frozenset(counters), tuple(states), writes, bounds)
+    return Variables(frozenset(invariants), counters, tuple(states), writes, _bounds(loop, counters))
 
 
-def _is_increment(graph: Graph, loop: Loop, node: Node, place: int, invariants: Collection[int]) -> bool:
+def _increment(numbers: Numbers, loop: Loop, node: Node, place: int) -> int | None:
+    """What `node` adds to variable `place` in every step, if that is all it does."""
     body = loop.body.graph
-    places = {name: index for index, name in enumerate(loop.body.arguments)}
-
-    def number(tensor: TensorId) -> int | float | bool | None:
-        variable = places.get(tensor.node)
-        if variable is not None and variable in invariants:
-            return scalar_value(graph, loop.initial[variable])
-        return scalar_value(body, tensor)
-
-    if node.op not in ("Add", "AddV2"):
-        return False
-    sides = [passed(body, tensor) for tensor in node.inputs]
     counted = TensorId(loop.body.arguments[place])
     spec = body.specs.get(counted)
-    whole = spec is None or spec.dtype in ("int32", "int64")
-    return whole and any(sides[here] == counted and number(sides[1 - here]) == 1 for here in (0, 1))
+    if node.op not in ("Add", "AddV2", "Sub") or (spec is not None and (spec.dtype not in _WHOLE or spec.shape)):
+        return None
+    sides = [passed(body, tensor) for tensor in node.inputs]
+    here = next((here for here, side in enumerate(sides) if side == counted), None)
+    if here is None or (here == 1 and node.op == "Sub"):
+        return None
+    other = numbers.place(sides[1 - here])
+    step = None if other is None else other.start.key
+    return None if not isinstance(step, int) else -step if node.op == "Sub" else step
 
 
-def _bounds(loop: Loop, counters: Collection[int]) -> tuple[TensorId, ...]:
-    """The bounds of the conjuncts `counter < bound` of the condition, as tensors of the condition."""
+def _bounds(loop: Loop, counters: Collection[int]) -> tuple[Bound, ...]:
+    """The conjuncts of the condition, which compare a counter with a bound."""
     condition = loop.condition.graph
     places = {name: place for place, name in enumerate(loop.condition.arguments)}
-    bounds: list[TensorId] = []
+    bounds: list[Bound] = []
     waiting = [loop.condition.results[0]]
     while waiting:
         source = passed(condition, waiting.pop())
@@ -186,11 +219,37 @@ def _bounds(loop: Loop, counters: Collection[int]) -> tuple[TensorId, ...]:
             continue
         if scalar_value(condition, source) is True:
             continue
-        sides = list(node.inputs) if node.op == "Less" else list(node.inputs)[::-1] if node.op == "Greater" else []
-        ends = [passed(condition, side) for side in sides]
-        if not ends or places.get(ends[0].node) not in counters:
+        ends = [passed(condition, side) for side in node.inputs] if node.op in _MIRRORED else []
+        here = next((here for here, end in enumerate(ends) if places.get(end.node) in counters), None)
+        if here is None:
             raise Unreadable(Reason.LOOP_CONDITION.of(node))
-        bounds.append(ends[1])
+        bounds.append(Bound(places[ends[here].node], _MIRRORED[node.op] if here else node.op, ends[1 - here], node))
     if not bounds:
         raise Unreadable(Reason.LOOP_WITHOUT_BOUND())
     return tuple(bounds)
+
+
+def without_sums(graph: Graph, loop: Loop, variables: Variables) -> tuple[Variables, dict[int, TensorId]]:
+    """`variables` without whole numbers that a step adds to and reads for nothing else; what it adds to each."""
+    body, found = loop.body.graph, dict[int, TensorId]()
+    for place in variables.states:
+        spec, argument = graph.specs.get(loop.initial[place]), TensorId(loop.body.arguments[place])
+        node = body[passed(body, loop.body.results[place]).node]
+        if spec is None or spec.dtype not in _WHOLE or node.op not in ("Add", "AddV2"):
+            continue
+        sides = [passed(body, tensor) for tensor in node.inputs]
+        if sides.count(argument) == 1 and _readers(body, argument) == {node.name}:
+            found[place] = node.inputs[1 - sides.index(argument)]
+    states = tuple(place for place in variables.states if place not in found)
+    return replace(variables, states=states), found
+
+
+def _readers(body: Graph, tensor: TensorId) -> set[str]:
+    """The nodes that read `tensor` or a copy of it, copies left out."""
+    found: set[str] = set()
+    for use in body.uses(tensor):
+        if body[use.node].op in IDENTITIES:
+            found |= _readers(body, TensorId(use.node, use.index))
+        else:
+            found.add(use.node)
+    return found

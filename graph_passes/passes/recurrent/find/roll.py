@@ -15,6 +15,7 @@ from graph_passes.graph.order import is_acyclic
 from graph_passes.passes.recurrent.faults import attempt
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.find.repeated import Refused, needed
+from graph_passes.passes.recurrent.find.sliced import unpacked
 from graph_passes.passes.recurrent.find.step_gradients import (
     STEP_GRADIENT,
     Exits,
@@ -64,6 +65,7 @@ def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()
     refused: list[Refused] = []
     unmatched: list[Unmatched] = []
     gradients: list[RolledGradient] = []
+    graph = unpacked(graph, keep)
     for node, backwards in product(list(graph), (False, True)):
         name = f"{node.name}/rolled"
         if node.op != "Unpack" or node.outputs < 2 or {name} & {*skip, *loops} or node.name not in graph.nodes:

@@ -21,7 +21,7 @@ from graph_passes.passes.recurrent.find.unrolled import Unrolled, same
 STEP_GRADIENT = "GradientOfSteps"  # a node that stands for a gradient, in a graph that is only read
 _TRIES = 24  # ways to say which gradient belongs to which result
 _DEPTH = 3  # of ops between an item of what is unpacked and the gradient of a step
-_OWN = frozenset({"StopGradient", "PreventGradient"})
+_OWN = frozenset({"PreventGradient"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Proposal:
 
 
 # For each entry that `walk` makes the gradient of, that gradient; empty if `walk` is no gradient of the steps, or that
-# is unknown (`tfmem/capture/step_gradients.py`).
+# is unknown (`tfmem/capture/numeric_step_gradients.py`).
 Exits = Callable[[Graph, Proposal], Mapping[TensorId, TensorId]]
 
 
@@ -189,7 +189,8 @@ class _Search:
             for entry in dict.fromkeys(self.entries.values()):
                 if not self._alike(made, entry):
                     continue
-                counted = node.op == "AddN" and read.get(entry, 0) >= len(node.inputs) >= self.steps
+                reads = self.steps if entry in packed else read.get(entry, 0)  # of items, each may be padded
+                counted = node.op == "AddN" and reads >= len(node.inputs) >= self.steps
                 if counted or (entry in packed and node.op == "Pack" and len(node.inputs) == self.steps):
                     found.setdefault(entry, []).append(made)
         return found

@@ -9,21 +9,22 @@ from typing import Any
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.recurrent.cell_builder import CellBuilder
 from graph_passes.graph.ir import floating
+from graph_passes.lower.elementwise import RULES
 
 _SAME = {name: op.name for op in FLOAT_OPS.values() for name in op.tf_ops}
 _REVERSED = {name: op.name for op in FLOAT_OPS.values() for name in op.reversed_tf_ops}
 _ON_BOOLEANS = {"LogicalAnd": "multiply", "LogicalOr": "maximum"}  # which are 1 and 0 in a cell
-_COMPOSED = "AddN LogicalNot NotEqual LogicalXor LeakyRelu ClipByValue"
-_ELSEWHERE = (
-    "Cast Floor Ceil Round Rint Tan Asin Acos Atan Atan2 Asinh Acosh Atanh FloorDiv FloorMod Mod TruncateDiv IsNan "
-    "IsInf IsFinite ZerosLike OnesLike BitwiseAnd BitwiseOr Lgamma Digamma Igamma Xlogy"
+_COMPOSED = "AddN LogicalNot NotEqual LogicalXor LeakyRelu ClipByValue StopGradient"
+# What TensorFlow's kernels alone compute element by element.
+_WITHOUT_RULE = (
+    "Tan Asin Acos Atan2 Asinh Acosh Atanh Mod ZerosLike OnesLike BitwiseAnd BitwiseOr Lgamma Digamma Igamma"
 )
 
 # Ops that a cell can hold.
 CELL_OPS = frozenset((*_SAME, *_REVERSED, *_ON_BOOLEANS, *_COMPOSED.split()))
 
 # Ops that may be moved out of a loop and run on all steps at once.
-ELEMENTWISE_OPS = CELL_OPS | frozenset(_ELSEWHERE.split())
+ELEMENTWISE_OPS = frozenset((*RULES, *_WITHOUT_RULE.split()))
 
 
 def lower(builder: CellBuilder, op: str, attrs: Mapping[str, Any], arguments: tuple[int, ...]) -> int:
@@ -43,6 +44,8 @@ def lower(builder: CellBuilder, op: str, attrs: Mapping[str, Any], arguments: tu
     match op:
         case "AddN":
             return builder.sum(*arguments)
+        case "StopGradient":
+            return apply("stop_gradient", x)
         case "LogicalNot":
             return apply("subtract", one, x)
         case "NotEqual" | "LogicalXor":

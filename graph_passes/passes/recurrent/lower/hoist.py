@@ -8,24 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
-import numpy as np
-
-from graph_passes.graph import slices
-from graph_passes.graph.ir import Function, Graph, Node, TensorId, boolean, integer
-from graph_passes.graph.ops import DRAWS, IDENTITIES, READS, copied, passed
+from graph_passes.graph.ir import AttrValue, DataType, Function, Graph, Node, TensorId
+from graph_passes.graph.ops import COPIES, DRAWS, READS, copied, passed
 from graph_passes.graph.order import topological
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim
-from graph_passes.passes.recurrent.find.equal_scalars import dimension_key
-from graph_passes.passes.recurrent.find.lists import Item, item_of, list_source, read_item
+from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Place, of_key
+from graph_passes.passes.recurrent.find.equal_scalars import Key, dimension_key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
-from graph_passes.passes.recurrent.lower.elementwise_ops import ELEMENTWISE_OPS
+from graph_passes.passes.recurrent.find.step_items import Item, item_of, list_source, read_item
 from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
 from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue, static
-from graph_passes.passes.recurrent.lower.time_reversal import unreversed
+from graph_passes.passes.recurrent.lower.rowwise import column_range, is_elementwise, keeps_rows
+from graph_passes.passes.recurrent.lower.time_reversal import is_reversed, unreversed
 from graph_passes.refusals import Reason
 
+REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Any", "All"})
+STEP_BY_STEP = frozenset(
+    {"Pack", "Roll", "Cumsum", "Softmax", "StatelessRandomGetAlg", "StatelessRandomGetKeyCounter"}
+    | {f"StatelessRandom{kind}" for kind in ("NormalV2", "UniformV2", "UniformIntV2", "Normal", "Uniform")}
+    | {"StatelessTruncatedNormalV2"}
+)
+MOST_STEPS = 128  # for which an op is written for each
 _SHAPES = frozenset({"Shape", "Size", "Rank"})
 FIXED, STEP, STATE = 0, 1, 2
 
@@ -59,6 +63,7 @@ class Hoister:
         self._function = loop.body if function is None else function
         self._body = self._function.graph
         self._places = {name: place for place, name in enumerate(self._function.arguments)}
+        self._numbers = variables.numbers(graph, loop, self._function)
         self._levels: dict[str, int] = {}
         self._fixed: dict[str, str] = {}  # body node -> its copy outside
         self._done: dict[TensorId, Hoisted] = dict(given or {})
@@ -69,6 +74,14 @@ class Hoister:
     def level(self, tensor: TensorId) -> int:
         """FIXED, STEP or STATE: what the value depends on."""
         return self._levels[tensor.node]
+
+    def is_item(self, tensor: TensorId) -> bool:
+        """Whether `tensor` is the item of a sequence that the step reads."""
+        node = self._body[tensor.node]
+        if read_item(node) is not None:
+            return True
+        item = item_of(self._body, node, self._numbers.place)
+        return item is not None and self.level(item[0]) == FIXED
 
     def _level(self, node: Node) -> int:
         place = self._places.get(node.name)
@@ -119,7 +132,7 @@ class Hoister:
         if place is not None:
             return self._value(tensor, self._loop.initial[place], Form.FIXED)
         node = self._body[tensor.node]
-        if node.op in IDENTITIES:
+        if node.op in COPIES:
             return self.hoisted(node.inputs[tensor.index])
         if node.op in _SHAPES and self.level(node.inputs[0]) != FIXED:
             return self._value(tensor, self._shape_value(node), Form.FIXED)
@@ -142,12 +155,9 @@ class Hoister:
     def _step_value(self, tensor: TensorId) -> Hoisted:
         if tensor.node in self._places:
             spec = self._body.specs[tensor]
-            steps = self._prologue.counted(self._prologue.time, "steps")
-            if self._reverse:
-                steps = self._prologue.reversed(steps, SHAPE_DTYPE)
-            return self._value(tensor, self._prologue.cast(steps, SHAPE_DTYPE, spec.dtype), Form.STEPS)
+            return self._value(tensor, self._counted(tensor.node, spec.dtype), Form.STEPS)
         node = self._body[tensor.node]
-        if node.op in IDENTITIES:
+        if node.op in COPIES:
             return self.hoisted(node.inputs[tensor.index])
         read = read_item(node)
         if read is not None:
@@ -156,10 +166,10 @@ class Hoister:
         if node.op in DRAWS and self.level(node.inputs[0]) == FIXED:
             return self._value(tensor, self._prologue.draws(node, self.hoisted(node.inputs[0])), Form.STEPS)
         _refuse_effects(node)
-        item = item_of(self._body, node, self._is_counter)
-        if item is not None and self.level(item[0]) == FIXED and not self._reverse:
-            return self._value(tensor, self._items(*item), Form.STEPS)
-        self._refuse_other_items(node, item is not None)
+        item = item_of(self._body, node, self._numbers.place)
+        if item is not None and self.level(item[0]) == FIXED:
+            return self._value(tensor, self._items(node, *item), Form.STEPS)
+        self._refuse_other_items(node)
         if is_elementwise(node):
             operands = [self.hoisted(source) for source in node.inputs]
             spec = self._body.specs[tensor]
@@ -170,41 +180,89 @@ class Hoister:
             return self._value(tensor, made, Form.FLAT)
         return self._rowwise(node, tensor)
 
-    def _refuse_other_items(self, node: Node, own: bool) -> None:
+    def _counted(self, argument: str, dtype: str) -> TensorId:
+        """A counter in every step."""
+        prologue, place = self._prologue, self._variables.counters[self._places[argument]]
+        steps = prologue.counted(prologue.time, "steps")
+        whole: dict[str, AttrValue] = {"T": DataType(SHAPE_DTYPE)}
+        if self._reverse:
+            steps = prologue.reversed(steps, SHAPE_DTYPE)
+        if place.step != 1:
+            steps = prologue.once("Mul", [steps, prologue.scalar(place.step)], whole)
+        if place.start.key != 0:
+            start = prologue.scalar(prologue.sum_of(self._graph, place.start))
+            steps = prologue.once("AddV2", [steps, start], whole)
+        return prologue.cast(steps, SHAPE_DTYPE, dtype)
+
+    def _refuse_other_items(self, node: Node) -> None:
         """Raises Unreadable if a step takes a part of a fixed tensor that another step's number says."""
         if node.op not in ("StridedSlice", "Slice") or self.level(node.inputs[0]) != FIXED:
             return
-        if all(self.level(source) == FIXED for source in node.inputs[1:]):
-            return
-        reason = Reason.ITEMS_BOTH_WAYS if own else Reason.OTHER_ITEMS
-        raise Unreadable(reason.of(node, tensor=node.inputs[0]))
+        if any(self.level(source) != FIXED for source in node.inputs[1:]):
+            raise Unreadable(Reason.OTHER_ITEMS.of(node, tensor=node.inputs[0]))
 
-    def _is_counter(self, tensor: TensorId) -> bool:
-        return self._places.get(passed(self._body, tensor).node) in self._variables.counters
-
-    def _items(self, source: TensorId, axis: int) -> TensorId:
+    def _items(self, node: Node, source: TensorId, axis: int, place: Place) -> TensorId:
         """Every step's item of a fixed tensor, taken along `axis`."""
         value, prologue = self.hoisted(source), self._prologue
+        rank = len(value.shape)
+        tensor, length = value.tensor, value.shape[axis]
+        known = tensor in self._graph.specs
         if axis:
-            rank = len(value.shape)
             order = [axis, *(other for other in range(rank) if other != axis)]
-            return prologue.first(prologue.transposed(value.tensor, value.dtype, order), value.dtype, rank)
-        if value.tensor in self._graph.specs:
-            return self.whole(value.tensor)
-        return prologue.first(value.tensor, value.dtype, len(value.shape))
+            tensor = prologue.transposed(tensor, value.dtype, order)
+        elif known and place == FORWARDS and not self._reverse:
+            return self.whole(tensor)
+        key: Key = length if length is not None else (value.tensor, axis)
+        if length is None and known:
+            key = dimension_key(self._graph, value.tensor, axis)
+        return self._taken(node, tensor, value.dtype, rank, of_key(key), place)
+
+    def _taken(self, node: Node, tensor: TensorId, dtype: str, rank: int, length: Linear, place: Place) -> TensorId:
+        """The items of `tensor`, `length` many, at `place`, in the order in which the launch numbers steps.
+
+        Raises:
+            Unreadable: they are not known to be there.
+        """
+        prologue, last = self._prologue, self._prologue.time_form.plus(-1)
+        start, step = place.start, place.step
+        if self._reverse:
+            start, step = start.plus(last, step), -step
+        low = start if step > 0 else start.plus(last, step)
+        after = length.plus(low.plus(last, abs(step)), -1).plus(-1).key  # so many items are left behind the last one
+        inside = low.key == 0 or (isinstance(low.key, int) and low.key > 0) or low == length.plus(last, -1).plus(-1)
+        if not inside or (isinstance(after, int) and after < 0) or (after is None and (low.key != 0 or abs(step) > 1)):
+            raise Unreadable(Reason.OTHER_ITEMS.of(node, tensor=tensor))
+        if abs(step) > 1:
+            count = self._prologue.time_form.key
+            if not isinstance(low.key, int) or not isinstance(count, int) or count == 0:
+                raise Unreadable(Reason.OTHER_ITEMS.of(node, tensor=tensor))
+            made = prologue.every(tensor, dtype, low.key, abs(step), count)
+        elif low.key == 0 and after == 0:
+            made = tensor
+        else:
+            first = prologue.sum_of(self._graph, low)
+            if not (isinstance(low.key, int) and isinstance(length.key, int)):  # without a step it may lie outside
+                sides = [prologue.scalar(first), prologue.scalar_of_shape(tensor, dtype, 0)]
+                first = prologue.once("Minimum", sides, {"T": DataType(SHAPE_DTYPE)})
+            made = prologue.slice(tensor, dtype, (first, *[0] * (rank - 1)), (prologue.time, *[-1] * (rank - 1)))
+        return prologue.reversed(made, dtype) if step < 0 else made
 
     def _sequence(self, node: Node, read: Item) -> TensorId:
         """The tensor `[time, ...]` whose item a step reads."""
-        place = self._places.get(passed(self._body, read.handle).node)
-        index = self._places.get(passed(self._body, read.index).node)
-        if place not in self._variables.invariants or index not in self._variables.counters:
+        variable = self._places.get(passed(self._body, read.handle).node)
+        place = self._numbers.place(read.index)
+        if variable not in self._variables.invariants or place is None or not place.step:
             raise Unreadable(Reason.LIST_READ_INDEX.of(node))
-        source = list_source(self._graph, self._loop.initial[place])
+        source = list_source(self._graph, self._loop.initial[variable])
         if source is None:
             raise Unreadable(Reason.LIST_SOURCE.of(node))
-        if self._reverse:
+        if place == FORWARDS and not self._reverse:
+            return self.whole(source)
+        if place == FORWARDS and is_reversed(self._graph, source):
             return self.whole(unreversed(self._graph, self._prologue, source), source)
-        return self.whole(source)
+        spec = self._graph.specs[source]
+        length = of_key(dimension_key(self._graph, source, 0))
+        return self._taken(node, source, spec.dtype, len(spec.shape or ()), length, place)
 
     def whole(self, sequence: TensorId, source: TensorId | None = None) -> TensorId:
         """`sequence`, cut to as many steps as the loop runs: the first ones.
@@ -227,6 +285,10 @@ class Hoister:
         shape = self.shape(tensor)
         if node.op == "Reshape":
             return self._reshaped(node, operands[0], tensor, shape)
+        if node.op in ("ExpandDims", "StridedSlice") and shape == (1, *operands[0].shape):  # one row for all
+            dims = (self._prologue.time, *static(shape, f"'{node.name}' ({node.op})"))
+            whole = self._prologue.steps(operands[0])
+            return self._value(tensor, self._prologue.reshape(whole, operands[0].dtype, dims), Form.STEPS)
         if node.op == "Squeeze" and operands[0].shape[:1] == (1,) and shape == operands[0].shape[1:]:
             steps = Hoisted(self._prologue.steps(operands[0]), Form.STEPS, operands[0].shape, operands[0].dtype)
             dims = (self._prologue.time, *static(shape, f"'{node.name}' ({node.op})"))
@@ -236,7 +298,7 @@ class Hoister:
             return self._value(tensor, made, Form.STEPS)
         ranks = [len(operand.shape) for operand in operands if operand.form is not Form.FIXED]
         if 0 in ranks or not keeps_rows(self._body, node, operands):
-            raise Unreadable(Reason.ROWS_UNALIKE.of(node))
+            return self._by_steps(node, tensor, operands)
         if node.op == "ConcatV2":
             operands = [
                 self._prologue.fixed_rows(operand) if operand.form is Form.FIXED and operand.shape else operand
@@ -249,6 +311,39 @@ class Hoister:
             self._done[output] = self._value(output, TensorId(made.node, index), Form.FLAT)
         if node.op == "Split":
             self._say_whose_parts(node, operands[1])
+        return self._done[tensor]
+
+    def _by_steps(self, node: Node, tensor: TensorId, operands: Sequence[Hoisted]) -> Hoisted:
+        """What `node`, which does not treat rows alike, makes in every step: of each step by itself.
+
+        Raises:
+            Unreadable: it does not reduce, and there are too many steps to write one op for each, or their number is
+                unknown.
+        """
+        prologue, count = self._prologue, self._prologue.time
+        axes = self._body.constants.get(node.inputs[1].node) if node.op in REDUCTIONS else None
+        if axes is not None:
+            value = operands[0]
+            moved = [int(axis) % len(value.shape) + 1 for axis in axes.reshape(-1)]
+            inputs = [prologue.steps(value), prologue.constant(SHAPE_DTYPE, (len(moved),), moved)]
+            attrs = copied(node) | {"Tidx": DataType(SHAPE_DTYPE)}
+            return self._value(tensor, prologue.emit(node.op, inputs, attrs, node.name), Form.STEPS)
+        if not isinstance(count, int) or not 0 < count <= MOST_STEPS or node.op not in STEP_BY_STEP:
+            raise Unreadable(Reason.ROWS_UNALIKE.of(node))
+        items = [
+            (operand.tensor,) * count
+            if operand.form is Form.FIXED
+            else prologue.unpacked(prologue.steps(operand), operand.dtype, count)
+            for operand in operands
+        ]
+        made = [
+            prologue.emit(node.op, inputs, copied(node), node.name, node.outputs) for inputs in zip(*items, strict=True)
+        ]
+        for index in range(node.outputs):
+            output = TensorId(node.name, index)
+            dtype = self._body.specs[output].dtype
+            parts = [TensorId(each.node, index) for each in made]
+            self._done[output] = self._value(output, prologue.packed(parts, dtype), Form.STEPS)
         return self._done[tensor]
 
     def _say_whose_parts(self, node: Node, whole: Hoisted) -> None:
@@ -271,109 +366,3 @@ class Hoister:
 def _refuse_effects(node: Node) -> None:
     if node.stateful and node.op not in READS:
         raise Unreadable(Reason.SIDE_EFFECTS.of(node))
-
-
-def is_elementwise(node: Node) -> bool:
-    """Whether `node` works on each number by itself, under broadcasting."""
-    return node.op in ELEMENTWISE_OPS or node.op in IDENTITIES
-
-
-def keeps_rows(body: Graph, node: Node, operands: Sequence[Hoisted | None]) -> bool:
-    """Whether `node`, of which at least one operand holds rows, treats every row alike and keeps their order.
-
-    `operands` has None for what says how, not what (axes, shapes).
-    """
-    first = operands[0] if operands else None
-
-    def constant(index: int) -> Any:
-        return body.constants.get(node.inputs[index].node)
-
-    def axes(index: int, rank: int) -> list[int]:
-        found = constant(index)
-        return [0] if found is None else [int(axis) % rank for axis in found.reshape(-1)]
-
-    def varies(index: int) -> bool:
-        operand = operands[index]
-        return operand is not None and operand.form is not Form.FIXED
-
-    match node.op:
-        case "Split":
-            value = operands[1]
-            return value is not None and 0 not in axes(0, len(value.shape))
-        case "SplitV":
-            return first is not None and 0 not in axes(2, len(first.shape))
-        case "ConcatV2":
-            known = [operand for operand in operands[:-1] if operand is not None]
-            return bool(known) and 0 not in axes(len(node.inputs) - 1, len(known[0].shape))
-        case "Mean" | "Sum" | "Max" | "Min" | "Prod" | "Any" | "All":
-            return first is not None and 0 not in axes(1, len(first.shape))
-        case "ExpandDims":
-            return first is not None and 0 not in axes(1, len(first.shape) + 1)
-        case "Tile":
-            multiples = constant(1)
-            return multiples is not None and multiples.size > 0 and int(multiples[0]) == 1
-        case "Softmax" | "LogSoftmax":
-            return first is not None and len(first.shape) > 1
-        case "MatMul" | "_FusedMatMul" | "BatchMatMulV2":
-            plain = not boolean(node.attrs.get("transpose_a")) and not boolean(node.attrs.get("adj_x"))
-            ranks = [operand is not None and len(operand.shape) == 2 for operand in operands[:2]]
-            return plain and all(ranks) and not varies(1)
-        case "GatherV2":
-            return not varies(0) and axes(2, 8) == [0]
-        case "ResourceGather":
-            return not varies(0)
-        case "Slice":
-            begin, size = constant(1), constant(2)
-            return begin is not None and size is not None and int(begin[0]) == 0 and int(size[0]) == -1
-        case "StridedSlice":
-            return _slices_columns_only(body, node)
-        case _:
-            return False
-
-
-def _slices_columns_only(body: Graph, node: Node) -> bool:
-    taken = slices.axes(body, node)
-    if not taken or any(isinstance(end, TensorId) for axis in taken for end in (axis.begin, axis.end)):
-        return False
-    first = taken[0]
-    return first.begin in (None, 0) and first.end is None and first.step == 1 and not (first.single or first.new)
-
-
-def column_range(body: Graph, node: Node, output: int, shape: tuple[int | None, ...]) -> tuple[int, int]:
-    """Which columns of an operand of `shape` output `output` of a Split, SplitV, Slice or StridedSlice is.
-
-    Raises:
-        Unreadable: not a fixed range of columns, in order and without gaps.
-    """
-    width = shape[-1]
-    constants = [body.constants.get(source.node) for source in node.inputs]
-    if len(shape) != 2 or width is None:
-        raise Unreadable(Reason.PART_OF.of(node, shape=shape))
-    if node.op == "Split":
-        count = integer(node.attrs["num_split"])
-        if constants[0] is not None and int(constants[0].reshape(())) % 2 == 1 and width % count == 0:
-            return output * width // count, (output + 1) * width // count
-    elif node.op == "SplitV":
-        axis, sizes = constants[2], constants[1]
-        if axis is not None and sizes is not None and int(axis.reshape(())) % 2 == 1:
-            left = width - int(sizes[sizes >= 0].sum())  # for the one size that may be -1
-            ends = [0, *np.cumsum(np.where(sizes < 0, left, sizes))]
-            return int(ends[output]), int(ends[output + 1])
-    elif node.op == "Slice":
-        begin, size = constants[1:3]
-        if begin is not None and size is not None and int(begin[0]) == 0 and int(size[0]) == -1:
-            start = int(begin[1])
-            return start, width if int(size[1]) == -1 else start + int(size[1])
-    elif (taken := slices.axes(body, node)) and _slices_columns_only(body, node):
-        return _strided_columns(node, taken, width)
-    raise Unreadable(Reason.PART_RANGE.of(node))
-
-
-def _strided_columns(node: Node, taken: Sequence[slices.Axis], width: int) -> tuple[int, int]:
-    if len(taken) == 1:
-        return 0, width
-    columns = taken[1]
-    if columns.single or columns.new or columns.step != 1:
-        raise Unreadable(Reason.PART_SINGLE.of(node))
-    first, last, _ = slice(columns.begin, columns.end).indices(width)
-    return first, max(first, last)

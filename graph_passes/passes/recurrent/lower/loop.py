@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from graph_passes.graph.dead_code import dead_code, without_dead
-from graph_passes.graph.ir import DataType, Graph, Node, TensorId
-from graph_passes.graph.ops import ARRAYS, DRAWS, FLOATS, READS, checks_shape, passed, scalar_value
+from graph_passes.graph.ir import AttrValue, DataType, Graph, TensorId
+from graph_passes.graph.ops import ARRAYS, DRAWS, READS, passed
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
-from graph_passes.passes.recurrent.find.equal_scalars import Key, bound_key, dimension_key, scalar_key
-from graph_passes.passes.recurrent.find.lists import is_size, is_stack, list_size, list_source, read_item, written_item
-from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, classify
-from graph_passes.passes.recurrent.lower.hoist import FIXED, STATE, Hoister
+from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Place
+from graph_passes.passes.recurrent.find.equal_scalars import Key, dimension_key
+from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, classify, without_sums
+from graph_passes.passes.recurrent.find.plain_steps import with_plain_steps
+from graph_passes.passes.recurrent.find.step_items import (
+    is_size,
+    is_stack,
+)
+from graph_passes.passes.recurrent.lower.cell_states import CellForm, States
+from graph_passes.passes.recurrent.lower.extent import count_steps, is_read_backwards
+from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister
+from graph_passes.passes.recurrent.lower.layouts import Cuts, Layout
+from graph_passes.passes.recurrent.lower.leaves import side_by_side
+from graph_passes.passes.recurrent.lower.number_convolutions import CONVOLUTIONS
+from graph_passes.passes.recurrent.lower.number_moves import MOVES
+from graph_passes.passes.recurrent.lower.number_sums import SUMS
+from graph_passes.passes.recurrent.lower.numbers import NumberReader
 from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
-from graph_passes.passes.recurrent.lower.time_reversal import fold_outputs, is_reversed
+from graph_passes.passes.recurrent.lower.time_reversal import fold_outputs
 from graph_passes.passes.recurrent.lower.to_cell import Reader
+from graph_passes.passes.recurrent.lower.writes import (
+    Items,
+    Write,
+    items_of,
+    of_list,
+    readers_of,
+    require_single,
+    write_of,
+)
 from graph_passes.passes.recurrent.match import Direction, Launch, Match
 from graph_passes.refusals import Reason
 
-
-@dataclass(frozen=True)
-class Write:
-    """What an output list is given: at the step's number in every step, or always at 0."""
-
-    value: TensorId
-    every_step: bool
+RULES = MOVES | SUMS | CONVOLUTIONS  # of ops that small states alone may have
 
 
 @dataclass(frozen=True)
@@ -41,129 +57,63 @@ class Joinable:
     batch: frozenset[Key]
 
 
-def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> Joinable:
-    """What takes the place of `loop`.
+class LoopReader:
+    """Reads one loop, in one form of its states (`States`)."""
 
-    Args:
-        graph: the graph around the loop, bodies included.
-        loop: one of its loops.
-        names: gives names to new nodes.
-        keep: names of nodes that are fetched.
-
-    Raises:
-        Unreadable: no cell can express the loop.
-    """
-    fetched = next((name for name in loop.nodes if name in keep and graph[name].op != "Exit"), None)
-    if fetched is not None:
-        raise Unreadable(Reason.LOOP_FETCHED(node=fetched))
-    checking = next((node.name for node in loop.body.graph if checks_shape(loop.body.graph, node)), None)
-    if checking is not None:
-        raise Unreadable(Reason.SHAPE_CHECK(node=checking))
-    return _LoopReader(graph, loop, names, keep).read()
-
-
-class _LoopReader:
-    def __init__(self, graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> None:
+    def __init__(
+        self, graph: Graph, loop: Loop, names: Names, keep: Collection[str], form: CellForm = "columns"
+    ) -> None:
+        self.form = form
+        loop, self.carried = with_plain_steps(graph, loop)
         self.graph, self.loop, self.keep = graph, loop, keep
-        self.variables = classify(graph, loop)
-        self.units, self.dtype = self._states()
+        self.variables, self.sums = without_sums(graph, loop, classify(graph, loop))
+        self.states = States(graph, loop, self.variables, form)
+        self.dtype = self.states.dtype()
         self.prologue = Prologue(loop, names)
-        self._count_steps()
-        self.batch = self._count_rows()
+        count_steps(graph, loop, self.variables, self.prologue)
+        self.batch = self.states.count_rows(self.prologue)
         self.prologue.has_batch = self._has_batch
-        sources = self._sources()
-        self.reverse = is_reversed(graph, sources)
+        self.numbers = self.variables.numbers(graph, loop, loop.body)
+        self.reverse = is_read_backwards(graph, loop, self.numbers, self.prologue.time_form)
         self.hoister = Hoister(graph, loop, self.variables, self.prologue, self.reverse)
-        self.reader = Reader(loop, self.variables, self.units, self.dtype, self.hoister, self.prologue)
+        self.reader: Reader | NumberReader
+        if form != "columns":
+            self.units = 1
+            self.reader = NumberReader(
+                loop, self.variables, self.dtype, self.hoister, self.prologue, form == "numbers", RULES
+            )
+        else:
+            self.reader = self._column_reader()
         self.launch_name = names.fresh(f"{loop.name}/tfmem/recurrent")
         self.outputs: dict[int, dict[TensorId, int]] = {}  # for each list, the cell's outputs that make it
         self.last: dict[int, list[int]] = {}  # for each list of one item, the states that it is made of
-        self.longer: dict[int, TensorId] = {}  # lists with more items than the loop has steps
+        self.items: dict[int, Items] = {}  # what lists have besides the steps' items
         self.rewired: list[tuple[TensorId, TensorId]] = []
 
-    def _states(self) -> tuple[int, str]:
-        """The hidden size and dtype of all states."""
-        found: dict[tuple[object, str], str] = {}
-        if not self.variables.states:
-            raise Unreadable(Reason.NO_STATE())
-        for place in self.variables.states:
-            name = self.loop.body.arguments[place]
-            spec = self.graph.specs.get(self.loop.initial[place])
-            inside = self.loop.body.graph.specs.get(TensorId(name))
-            shape = next((s.shape for s in (spec, inside) if s and s.shape and s.shape[-1] is not None), None)
-            dtype = spec.dtype if spec is not None else ""
-            if dtype not in FLOATS:
-                raise Unreadable(Reason.STATE_DTYPE(node=name, dtype=dtype))
-            if shape is None or len(shape) != 2:
-                raise Unreadable(Reason.STATE_SHAPE(node=name, shape=spec and spec.shape))
-            found[shape[1], dtype] = name
-        if len(found) > 1:
-            sizes = ", ".join(f"'{name}' {size} {dtype}" for (size, dtype), name in found.items())
-            raise Unreadable(Reason.STATE_WIDTHS(sizes=sizes))
-        (units, dtype), name = found.popitem()
-        if not isinstance(units, int) or units == 0:
-            raise Unreadable(Reason.STATE_UNITS(node=name, units=units))
-        return units, dtype
-
-    def _count_steps(self) -> None:
-        """Tell the prologue how many steps there are: the least of the bounds."""
-        prologue, variables = self.prologue, self.variables
-        numbers: list[int] = []
-        counts: dict[Key, TensorId] = {}
-        outside = Hoister(self.graph, self.loop, variables, prologue, function=self.loop.condition)
-        for bound in variables.bounds:
-            key = bound_key(self.graph, self.loop, bound, variables.invariants)
-            if isinstance(key, int):
-                numbers.append(key)
-                continue
-            if outside.level(bound) != FIXED:
-                node = self.loop.condition.graph[bound.node]
-                raise Unreadable(Reason.LOOP_BOUND.of(node))
-            value = outside.hoisted(bound)
-            counts[value.tensor if key is None else key] = prologue.cast(value.tensor, value.dtype, SHAPE_DTYPE)
-        if not counts:
-            prologue.time = prologue.time_key = max(min(numbers), 0)
-            return
-        parts = list(counts.values())
-        if numbers:
-            parts.append(prologue.constant(SHAPE_DTYPE, (), [min(numbers)]))
-        least = parts[0]
-        for part in parts[1:]:
-            least = prologue.once("Minimum", [least, part], {"T": DataType(SHAPE_DTYPE)})
-        prologue.time = least
-        prologue.time_key = next(iter(counts)) if len(parts) == 1 else least
-
-    def _count_rows(self) -> frozenset[Key]:
-        states = [self.loop.initial[place] for place in self.variables.states]
-        keys = frozenset(dimension_key(self.graph, state, 0) for state in states)
-        number = min((key for key in keys if isinstance(key, int)), default=None)
-        self.prologue.batch = self.prologue.scalar_of_shape(states[0], self.dtype, 0) if number is None else number
-        return keys
+    def _column_reader(self) -> Reader:
+        loop = self.loop
+        cuts = Cuts(loop, self.variables, self.hoister, self.prologue.batch == 1)
+        self.units = cuts.units()
+        return Reader(loop, self.variables, self.units, self.dtype, self.hoister, self.prologue, cuts)
 
     def _has_batch(self, tensor: TensorId) -> bool:
         return tensor.node in self.graph.nodes and dimension_key(self.graph, tensor, 0) in self.batch
-
-    def _sources(self) -> list[TensorId]:
-        """The tensors whose items the body reads, step by step."""
-        body = self.loop.body.graph
-        places = {name: place for place, name in enumerate(self.loop.body.arguments)}
-        found = []
-        for node in body:
-            read = read_item(node)
-            place = None if read is None else places.get(passed(body, read.handle).node)
-            source = list_source(self.graph, self.loop.initial[place]) if place is not None else None
-            if source is not None and source not in found:
-                found.append(source)
-        return found
 
     def read(self) -> Joinable:
         self._refuse_side_effects()
         launch = self._launch()
         before = len(self.prologue.nodes)
-        for number, place in enumerate(self.variables.states):
-            final = self.loop.finals[place]
+        number = 0
+        for place in self.variables.states:
+            final, layout = self.loop.finals[place], self._layout(place)
             if final is not None:
-                self.rewired.append((final, launch.final(number)))
+                finals = [launch.final(number + column) for column in range(layout.columns)]
+                state = self.states.final(self.prologue, finals, place, layout, self.dtype)
+                if place in self.carried:
+                    self.rewired += of_list(self.graph, self.keep, self.prologue, final, state, self.dtype)
+                else:
+                    self.rewired.append((final, state))
+            number += layout.columns
         self._rewire_outputs(launch)
         self._rewire_rest()
         nodes: list[NewNode | Launch] = [*self.prologue.nodes[:before], launch, *self.prologue.nodes[before:]]
@@ -190,27 +140,35 @@ class _LoopReader:
     def _refuse_side_effects(self) -> None:
         for node in self.loop.body.graph:
             if node.stateful and node.op not in READS | DRAWS | ARRAYS and node.op != "Placeholder":
-                raise Unreadable(Reason.SIDE_EFFECTS.of(node))
+                reason = Reason.STEP_ASSIGNS if node.op.startswith("Assign") else Reason.SIDE_EFFECTS
+                raise Unreadable(reason.of(node))
 
     def _launch(self) -> Launch:
-        body, reader, variables = self.loop.body, self.reader, self.variables
+        loop, body, reader, variables = self.loop, self.loop.body, self.reader, self.variables
         results = [body.results[place] for place in variables.states]
-        self.writes = {place: self._write(place, node) for place, node in variables.writes.items()}
+        self.writes = {
+            place: write_of(loop, self.numbers, self.prologue.time_form, place, node)
+            for place, node in variables.writes.items()
+        }
+        self.writes |= {place: Write(value, FORWARDS) for place, value in self.sums.items()}
         written = {place: write.value for place, write in self.writes.items()}
         reader.read([*results, *written.values()])
-        after = [self._state(result) for result in results]
-        initial = [self.loop.initial[place] for place in variables.states]
+        after = [column for place in variables.states for column in self._state(place)]
+        initial: list[TensorId] = []
+        for place in variables.states:
+            initial += self.states.initial(self.prologue, place, self._layout(place), self.dtype)
         outputs: list[tuple[int, ...]] = []
         for place, write in self.writes.items():
             if write.every_step:
-                self._require_length(place, self.prologue.time_key)
+                if place not in self.sums:
+                    self.items[place] = items_of(self.graph, self.loop.initial[place], write, self.prologue.time_form)
                 self.outputs[place] = {}
                 for source in self._frontier(write.value):
                     self.outputs[place][source] = len(outputs)
                     outputs.append(self._output(source))
             else:
-                self._require_length(place, 1)
-                self.last[place] = [self._keep(column, after, initial) for column in self._output(write.value)]
+                require_single(self.graph, self.loop.initial[place])
+                self.last[place] = [self._keep(column, after, initial) for column in self._spread(write.value)]
         if not reader.leaves.sequences:  # the op counts steps by its sequences
             reader.leaves.sequences.append(self.prologue.zeros(self.dtype, (self.prologue.time, self.prologue.batch)))
             reader.builder.sequence(0)
@@ -223,24 +181,26 @@ class _LoopReader:
         batch = self.prologue.batch if isinstance(self.prologue.batch, int) else None
         return Launch(self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device, batch=batch)
 
-    def _write(self, place: int, node: Node) -> Write:
-        argument, body = self.loop.body.arguments[place], self.loop.body.graph
-        item = written_item(node)
-        if item is None or item.value is None or passed(body, item.handle) != TensorId(argument):
-            raise Unreadable(Reason.LIST_CHANGED.of(node, other=argument))
-        index = passed(body, item.index).node
-        if index in [self.loop.body.arguments[counter] for counter in self.variables.counters]:
-            return Write(item.value, True)
-        if scalar_value(body, item.index) == 0:
-            return Write(item.value, False)
-        raise Unreadable(Reason.LIST_INDEX.of(node))
+    def _layout(self, place: int) -> Layout:
+        return self.reader.layout(TensorId(self.loop.body.arguments[place]))
 
-    def _state(self, result: TensorId) -> int:
-        columns = self.reader.columns(result)
-        node = self.loop.body.graph[result.node]
-        if len(columns) != 1 or self.reader.builder.scalar[columns[0]]:
-            raise Unreadable(Reason.STATE_COLUMNS.of(node, columns=len(columns)))
-        return columns[0]
+    def _state(self, place: int) -> list[int]:
+        """The columns that a state becomes."""
+        result, layout = self.loop.body.results[place], self._layout(place)
+        columns = self.reader.columns(result, layout)
+        shape = self.hoister.shape(result)
+        width = shape[-1] if len(shape) == 2 and self.form == "columns" else layout.width
+        if len(columns) != layout.columns or layout.width != width:
+            node = self.loop.body.graph[result.node]
+            raise Unreadable(Reason.STATE_COLUMNS.of(node, columns=len(columns), wanted=layout.columns))
+        return list(map(self._wide, columns))
+
+    def _wide(self, column: int) -> int:
+        """`column` with a number in each lane, as a state has."""
+        builder = self.reader.builder
+        if not builder.scalar[column]:
+            return column
+        return builder.apply("select", builder.constant(0), builder.state_before(0), column)
 
     def _frontier(self, value: TensorId) -> list[TensorId]:
         """What the cell has to give out so that `value` can be computed from it behind the loop, of all steps at once.
@@ -265,96 +225,140 @@ class _LoopReader:
         return list(found)
 
     def _output(self, value: TensorId) -> tuple[int, ...]:
-        columns = self.reader.columns(value)
-        shape, scalars = self.hoister.shape(value), [self.reader.builder.scalar[column] for column in columns]
-        node = self.loop.body.graph[value.node]
-        width = 1 if len(shape) < 2 else shape[1]
-        wanted = 1 if any(scalars) else len(columns) * self.units
-        if width != wanted or (any(scalars) and len(columns) > 1):
-            raise Unreadable(Reason.OUTPUT_SHAPE.of(node, shape=shape, units=self.units))
+        """The columns of an output.
+
+        Raises:
+            Unreadable: its numbers do not fill columns, and no state depends on it.
+        """
+        spec, node = self.loop.body.graph.specs.get(value), self.loop.body.graph[value.node]
+        if spec is None or spec.dtype != self.dtype:
+            raise Unreadable(Reason.CELL_CAST.of(node, before=self.dtype, after=spec.dtype if spec else "another type"))
+        columns, layout = self.reader.columns(value), self.reader.layout(value)
+        if isinstance(self.reader, NumberReader) and len(columns) > 1:
+            columns = tuple(map(self.reader.widened, columns))
+        scalars = [self.reader.builder.scalar[column] for column in columns]
+        if len(columns) != layout.columns or (any(scalars) and layout.width > 1):
+            raise Unreadable(Reason.CELL_SHAPE.of(node, shape=self.hoister.shape(value), units=self.units))
         return columns
+
+    def _spread(self, value: TensorId) -> tuple[int, ...]:
+        """The columns of an output of which only the last step's is read."""
+        columns, layout = self.reader.columns(value), self.reader.layout(value)
+        return columns * layout.columns if len(columns) == 1 else columns
 
     def _keep(self, column: int, after: list[int], initial: list[TensorId]) -> int:
         """The state whose last value is that of `column`; a new one if there is none."""
-        if self.reader.builder.scalar[column]:
-            raise Unreadable(Reason.OUTPUT_OF_ROWS())
+        column = self._wide(column)
         if column not in after:
             self.reader.builder.state()
             after.append(column)
             initial.append(self.prologue.zeros(self.dtype, (self.prologue.batch, self.units), "zeros"))
         return after.index(column)
 
-    def _require_length(self, place: int, wanted: Key) -> None:
-        maker = self.graph[passed(self.graph, self.loop.initial[place]).node]
-        size = list_size(self.graph, self.loop.initial[place])
-        if size is not None and scalar_key(self.graph, size) == wanted:
-            return
-        if size is None or wanted != self.prologue.time_key or self.reverse:
-            raise Unreadable(Reason.LIST_SIZE.of(maker))
-        self.longer[place] = size  # what the loop does not reach stays zero
-
     def _rewire_outputs(self, launch: Launch) -> None:
         for place, write in self.writes.items():
+            if place in self.sums:
+                self._rewire_sum(launch, place, write)
+                continue
             handle, reserve = self.loop.finals[place], self.graph[passed(self.graph, self.loop.initial[place]).node]
             if handle is None:
                 continue
-            whole, ordered = self._whole(launch, place, write.value)
-            if place in self.longer:
-                size = self.longer[place]
-                length = self.prologue.cast(size, self.graph.specs[size].dtype, SHAPE_DTYPE)
-                whole = self.prologue.padded(
-                    whole, self.dtype, length, max(len(self.hoister.shape(write.value)), 1) + 1
-                )
-            readers = list(self._readers(handle))
+            whole, ordered = self._whole(launch, place, write)
+            items, dtype = self.items.get(place, Items()), self.dtype
+            if write.every_step:
+                dtype = self.loop.body.graph.specs[write.value].dtype
+            if items.before is not None:
+                whole, ordered = self._with_item(whole, ordered, items.before, items.is_first), True
+            if items.length is not None:
+                if self.reverse and not ordered:  # what is not written lies behind the last step's item
+                    whole, ordered = self.prologue.reversed(whole, dtype), True
+                length = self.prologue.cast(items.length, self.graph.specs[items.length].dtype, SHAPE_DTYPE)
+                rank = max(len(self.hoister.shape(write.value)), 1) + 1
+                whole = self.prologue.padded(whole, dtype, length, rank)
+            readers = list(readers_of(self.graph, self.keep, handle))
             stacks = [name for name in readers if is_stack(self.graph, name, handle) and name not in self.keep]
             sizes = [name for name in readers if is_size(self.graph, name)]
             for name in sizes if write.every_step else []:
-                count = self.longer.get(place) or self._count(self.graph.specs[TensorId(name)].dtype)
+                count = items.length or self._count(self.graph.specs[TensorId(name)].dtype, items.before is not None)
                 self.rewired.append((TensorId(name), count))
             for stack in stacks:
                 if self.reverse and not ordered:
                     stacked = TensorId(stack)
-                    self.rewired += fold_outputs(self.graph, self.prologue, stacked, whole, self.dtype)
+                    self.rewired += fold_outputs(self.graph, self.prologue, stacked, whole, dtype)
                 else:
                     self.rewired.append((TensorId(stack), whole))
             if len(stacks) + len(sizes) < len(readers):
                 if reserve.op != "TensorListReserve":
                     other = next(name for name in readers if name not in (*stacks, *sizes))
                     raise Unreadable(Reason.SINGLE_OUTPUT.of(self.graph[other]))
-                in_order = whole if ordered or not self.reverse else self.prologue.reversed(whole, self.dtype)
+                in_order = whole if ordered or not self.reverse else self.prologue.reversed(whole, dtype)
                 spec = self.graph.specs.get(reserve.inputs[0])
                 shape_type = DataType(spec.dtype if spec is not None else SHAPE_DTYPE)
-                attrs = {"element_dtype": DataType(self.dtype), "shape_type": shape_type}
+                attrs = {"element_dtype": DataType(dtype), "shape_type": shape_type}
                 made = self.prologue.emit("TensorListFromTensor", [in_order, reserve.inputs[0]], attrs, "list")
                 self.rewired.append((handle, made))
 
-    def _readers(self, handle: TensorId) -> Iterator[str]:
-        """The readers of a list, or of a copy of it: outside functions, TensorFlow copies a loop's results."""
-        for use in self.graph.uses(handle):
-            copy = TensorId(use.node)
-            if self.graph[use.node].op == "Identity" and use.node not in self.keep and self.graph.uses(copy):
-                yield from self._readers(copy)
-            else:
-                yield use.node
+    def _rewire_sum(self, launch: Launch, place: int, write: Write) -> None:
+        """A number that each step adds to, and that no step reads."""
+        prologue, final, start = self.prologue, self.loop.finals[place], self.loop.initial[place]
+        if final is None:
+            return
+        dtype = self.graph.specs[start].dtype
+        steps, _ = self._whole(launch, place, write)
+        kinds: dict[str, AttrValue] = {"T": DataType(dtype), "Tidx": DataType(SHAPE_DTYPE), "keep_dims": False}
+        total = prologue.once("Sum", [steps, prologue.constant(SHAPE_DTYPE, (1,), [0])], kinds)
+        self.rewired.append((final, prologue.once("AddV2", [start, total], {"T": DataType(dtype)})))
 
-    def _count(self, dtype: str) -> TensorId:
-        return self.prologue.cast(self.prologue.scalar(self.prologue.time), SHAPE_DTYPE, dtype)
+    def _count(self, dtype: str, more: bool = False) -> TensorId:
+        """The number of steps, or one more."""
+        count = self.prologue.reached(self.graph, Place(Linear(number=int(more)), 1))
+        return self.prologue.cast(count, SHAPE_DTYPE, dtype)
 
-    def _whole(self, launch: Launch, place: int, value: TensorId) -> tuple[TensorId, bool]:
+    def _with_item(self, whole: TensorId, ordered: bool, item: TensorId, first: bool) -> TensorId:
+        """The steps' items behind one that was written before the loop, or before it."""
+        dtype = self.graph.specs[item].dtype
+        steps = whole if ordered or not self.reverse else self.prologue.reversed(whole, dtype)
+        parts = [self.prologue.expanded(item, dtype, 0), steps]
+        return self.prologue.joined(parts if first else parts[::-1], dtype, 0)
+
+    def _whole(self, launch: Launch, place: int, write: Write) -> tuple[TensorId, bool]:
         """The list's items as one tensor, and whether it is in the loop's order whatever the direction."""
         prologue = self.prologue
         if place not in self.last:
             given = {source: self._given(launch, source, index) for source, index in self.outputs[place].items()}
             behind = Hoister(self.graph, self.loop, self.variables, prologue, self.reverse, given=given)
-            hoisted = behind.hoisted(value)
-            return prologue.steps(prologue.fixed_rows(hoisted) if hoisted.form is Form.FIXED else hoisted), False
+            hoisted = behind.hoisted(write.value)
+            made = prologue.steps(prologue.fixed_rows(hoisted) if hoisted.form is Form.FIXED else hoisted)
+            if not write.from_end:
+                return made, False
+            return made if self.reverse else prologue.reversed(made, hoisted.dtype), True
         finals = [launch.final(index) for index in self.last[place]]
-        return prologue.expanded(prologue.joined(finals, self.dtype, 1), self.dtype, 0), True
+        whole = prologue.joined(finals, self.dtype, 1)
+        shape = self.hoister.shape(write.value)
+        if self.form == "columns":
+            layout = self.reader.layout(write.value)
+            whole = side_by_side(prologue, whole, self.dtype, 2, layout)
+            whole = prologue.reshape(whole, self.dtype, (-1,)) if len(shape) == 1 else whole
+        else:
+            whole = prologue.reshape(whole, self.dtype, self.states.dims(prologue, shape))
+        return prologue.expanded(whole, self.dtype, 0), True
 
     def _given(self, launch: Launch, source: TensorId, index: int) -> Hoisted:
-        shape, tensor = self.hoister.shape(source), launch.output(index)
-        if len(shape) == 2 and shape[1] == 1 and self.units != 1:
+        shape, tensor, layout = self.hoister.shape(source), launch.output(index), self.reader.layout(source)
+        if self.form != "columns":
+            tensor = self.prologue.reshape(
+                tensor, self.dtype, (self.prologue.time, *self.states.dims(self.prologue, shape))
+            )
+            return Hoisted(tensor, Form.STEPS, shape, self.dtype)
+        wide = launch.cell.output_columns[index] > 0
+        if wide and not layout.exact:
+            tensor = side_by_side(self.prologue, tensor, self.dtype, 3, layout)
+        if len(shape) == 2 and shape[1] == 1 and not wide:
             tensor = self.prologue.reshape(tensor, self.dtype, (self.prologue.time, self.prologue.batch, 1))
+        elif len(shape) == 1 and wide:
+            tensor = self.prologue.reshape(tensor, self.dtype, (self.prologue.time, self.prologue.batch))
+        elif not shape:
+            tensor = self.prologue.first_number(tensor, self.dtype, 3 if wide else 2)
         return Hoisted(tensor, Form.STEPS, shape, self.dtype)
 
     def _rewire_rest(self) -> None:
@@ -365,4 +369,6 @@ class _LoopReader:
             if place in self.variables.invariants:
                 self.rewired.append((final, self.loop.initial[place]))
             elif place in self.variables.counters:
-                self.rewired.append((final, self._count(self.graph.specs[self.loop.initial[place]].dtype)))
+                counter, dtype = self.variables.counters[place], self.graph.specs[self.loop.initial[place]].dtype
+                end = self.prologue.reached(self.graph, counter)
+                self.rewired.append((final, self.prologue.cast(end, SHAPE_DTYPE, dtype)))

@@ -16,16 +16,14 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from custom_ops.recurrent.cell_builder import CellBuilder
-from graph_passes.graph.ir import AttrValue, DataType, Node, TensorId
+from graph_passes.graph.ir import AttrValue, DataType, Graph, Node, TensorId
 from graph_passes.graph.ops import copied
 from graph_passes.graph.rewrite import Names
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim, Writer
+from graph_passes.passes.recurrent.find.counting import Linear, Place
 from graph_passes.passes.recurrent.find.equal_scalars import Key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
 from graph_passes.refusals import Reason
-
-_NUMBERS = frozenset({"float32", "float64", "float16", "bfloat16", "bool", "int32", "int64"})
 
 
 class Form(enum.Enum):
@@ -64,6 +62,7 @@ class Prologue(Writer):
         super().__init__(names, f"{loop.name}/tfmem", loop.device, loop.control)
         self.time: Dim = 0
         self.time_key: Key = 0
+        self.time_form = Linear()
         self.has_batch: Callable[[TensorId], bool] = lambda tensor: False  # surely `batch` rows
         self.batch: Dim = 0
 
@@ -72,6 +71,15 @@ class Prologue(Writer):
         begin, size = [0] * rank, [-1] * rank
         begin[axis], size[axis] = start, end - start
         return self.slice(tensor, dtype, begin, size)
+
+    def padded_to(self, tensor: TensorId, dtype: str, axis: int, rank: int, size: int, wanted: int) -> TensorId:
+        """`tensor` with zeros behind its `size` numbers along `axis`, up to `wanted` numbers."""
+        if size == wanted:
+            return tensor
+        widths = [0] * (2 * rank)
+        widths[2 * axis + 1] = wanted - size
+        paddings = self.constant(SHAPE_DTYPE, (rank, 2), widths)
+        return self.once("Pad", [tensor, paddings], {"T": DataType(dtype), "Tpaddings": DataType(SHAPE_DTYPE)})
 
     def padded(self, tensor: TensorId, dtype: str, length: TensorId, rank: int) -> TensorId:
         """`tensor` of `time` items, with zeros behind up to `length` items."""
@@ -91,6 +99,44 @@ class Prologue(Writer):
     def first(self, tensor: TensorId, dtype: str, rank: int) -> TensorId:
         """The first `time` items of `tensor`."""
         return self.slice(tensor, dtype, [0] * rank, (self.time, *[-1] * (rank - 1)))
+
+    def sum_of(self, graph: Graph, form: Linear) -> Dim:
+        """A sum of scalars of `graph`, the graph around the loop."""
+        if isinstance(form.key, int):
+            return form.key
+        if form == self.time_form:
+            return self.time
+        whole: dict[str, AttrValue] = {"T": DataType(SHAPE_DTYPE)}
+        total = self.scalar(form.number)
+        for atom, factor in sorted(form.terms, key=str):
+            tensor, axis = (atom, None) if isinstance(atom, TensorId) else atom
+            dtype = graph.specs[tensor].dtype if tensor in graph.specs else SHAPE_DTYPE
+            value = self.cast(tensor, dtype, SHAPE_DTYPE) if axis is None else self.scalar_of_shape(tensor, dtype, axis)
+            for _ in range(abs(factor)):
+                total = self.once("AddV2" if factor > 0 else "Sub", [total, value], whole)
+        return total
+
+    def reached(self, graph: Graph, place: Place) -> TensorId:
+        """What a number of each step would be in the step after the last one."""
+        if self.time_form.is_size:
+            return self.scalar(self.sum_of(graph, place.start.plus(self.time_form, place.step)))
+        whole: dict[str, AttrValue] = {"T": DataType(SHAPE_DTYPE)}  # a loop that begins behind its bound has no step
+        more = self.once("Mul", [self.scalar(self.time), self.scalar(place.step)], whole)
+        return self.once("AddV2", [self.scalar(self.sum_of(graph, place.start)), more], whole)
+
+    def first_number(self, tensor: TensorId, dtype: str, rank: int) -> TensorId:
+        """The first number of each item."""
+        one = self.slice(tensor, dtype, [0] * rank, [-1, *[1] * (rank - 1)])
+        return self.reshape(one, dtype, (-1,))
+
+    def every(self, tensor: TensorId, dtype: str, first: int, stride: int, count: int) -> TensorId:
+        """`count` items of `tensor`, `stride` apart, from the one at `first` on."""
+        ends = [self.shape([end]) for end in (first, first + stride * (count - 1) + 1, stride)]
+        attrs: dict[str, AttrValue] = {
+            "T": DataType(dtype), "Index": DataType(SHAPE_DTYPE), "shrink_axis_mask": 0, "begin_mask": 0,
+            "end_mask": 0, "ellipsis_mask": 0, "new_axis_mask": 0,
+        }  # fmt: skip
+        return self.once("StridedSlice", [tensor, *ends], attrs)
 
     def rows(self, value: Hoisted) -> Dim:
         """The first dimension of `value` in one step."""
@@ -182,117 +228,3 @@ def static(dims: Sequence[int | None], what: str) -> tuple[int, ...]:
     if any(dim is None for dim in dims):
         raise Unreadable(Reason.WIDTH_UNKNOWN(what=what, shape=tuple(dims)))
     return tuple(dim for dim in dims if dim is not None)
-
-
-class Leaves:
-    """The tensors of one direction, each declared once, in the order in which the cell counts them."""
-
-    def __init__(self, builder: CellBuilder, prologue: Prologue, units: int, dtype: str) -> None:
-        self.sequences: list[TensorId] = []
-        self.invariants: list[TensorId] = []
-        self.vectors: list[TensorId] = []
-        self.matrices: list[TensorId] = []
-        self._builder, self._prologue, self._units, self._dtype = builder, prologue, units, dtype
-        self.uniform: set[int] = set()  # nodes that hold the same number for all units
-        self._columns: dict[TensorId, tuple[int, ...]] = {}
-        self._indices: dict[TensorId, int] = {}
-
-    def columns(self, value: Hoisted) -> tuple[int, ...]:
-        """The nodes that read `value`, one for each column of `units`, or one scalar.
-
-        Raises:
-            Unreadable: its width is no multiple of `units`.
-        """
-        if value.tensor not in self._columns:
-            if value.dtype not in _NUMBERS:
-                raise Unreadable(Reason.NOT_A_NUMBER(tensor=value.tensor, dtype=value.dtype))
-            if value.whole is not None and self._is_of_columns(value, value.whole):
-                first = value.start // self._units
-                return self.columns(value.whole)[first : first + self._width(value)]
-            self._columns[value.tensor] = self._fixed(value) if value.form is Form.FIXED else self._sequence(value)
-        return self._columns[value.tensor]
-
-    def _is_of_columns(self, value: Hoisted, whole: Hoisted) -> bool:
-        widths = (value.start, value.shape[-1], whole.shape[-1])
-        return all(width is not None and width % self._units == 0 for width in widths)
-
-    def matrix(self, value: Hoisted) -> int:
-        """The index of a matrix, `[rows * units, columns * units]`."""
-        if value.tensor not in self._indices:
-            rows, columns = value.shape
-            if rows is None or columns is None or value.dtype != self._dtype:
-                raise Unreadable(
-                    Reason.MATRIX_DTYPE(tensor=value.tensor, dtype=value.dtype, shape=value.shape, expected=self._dtype)
-                )
-            self._indices[value.tensor] = self._builder.matrix(rows // self._units, columns // self._units)
-            self.matrices.append(value.tensor)
-        return self._indices[value.tensor]
-
-    def _width(self, value: Hoisted) -> int:
-        last = value.shape[-1]
-        if last is None or last % self._units:
-            raise Unreadable(Reason.WIDTH(tensor=value.tensor, shape=value.shape, units=self._units))
-        return last // self._units
-
-    def _sequence(self, value: Hoisted) -> tuple[int, ...]:
-        prologue = self._prologue
-        tensor = prologue.cast(value.tensor, value.dtype, self._dtype)
-        cast = Hoisted(tensor, value.form, value.shape, self._dtype)
-        if not value.shape:  # the same number for every row
-            column = prologue.reshape(tensor, self._dtype, (prologue.time, 1))
-            self.sequences.append(self._repeated(column, (prologue.time, prologue.batch)))
-            return self._builder.sequence(0)
-        if len(value.shape) > 2:
-            raise Unreadable(Reason.ROW_SHAPE(tensor=value.tensor, shape=value.shape))
-        if len(value.shape) == 1 and value.shape[0] not in (None, 1) and prologue.batch == 1:
-            one_row = (1, *value.shape)
-            tensor = prologue.reshape(tensor, self._dtype, (prologue.time, *static(one_row, "a value")))
-            value = cast = Hoisted(tensor, Form.STEPS, one_row, self._dtype)
-        scalar = len(value.shape) == 1 or (value.shape[1] == 1 and self._units != 1)
-        one_for_all = value.shape[0] == 1 and prologue.batch != 1  # the same row for the whole batch
-        rows = prologue.batch if one_for_all else prologue.rows(value)
-        if scalar:
-            column = prologue.reshape(tensor, self._dtype, (prologue.time, prologue.rows(value)))
-            column = self._repeated(column, (prologue.time, rows)) if one_for_all else column
-            self.sequences.append(column)
-            return self._builder.sequence(0)
-        width = self._width(value)
-        whole = prologue.steps(cast)
-        if one_for_all:
-            whole = self._repeated(whole, (prologue.time, rows, width * self._units))
-        self.sequences.append(whole)
-        return self._builder.sequence(width)
-
-    def _fixed(self, value: Hoisted) -> tuple[int, ...]:
-        prologue, rank = self._prologue, len(value.shape)
-        tensor = prologue.cast(value.tensor, value.dtype, self._dtype)
-        if rank == 0 or (rank == 1 and value.shape[0] == 1 and self._units != 1):
-            self.vectors.append(self._repeated(tensor, (self._units,)))
-            return self._repeated_column(self._builder.vector(1))
-        if rank == 1:
-            self.vectors.append(tensor)
-            return self._builder.vector(self._width(value))
-        if rank != 2:
-            raise Unreadable(Reason.INVARIANT_SHAPE(tensor=value.tensor, shape=value.shape))
-        narrow = value.shape[1] == 1 and self._units != 1
-        if value.shape[0] == 1:
-            if narrow:
-                tensor = self._repeated(tensor, (1, self._units))
-            width = 1 if narrow else self._width(value)
-            self.vectors.append(prologue.reshape(tensor, self._dtype, (width * self._units,)))
-            columns = self._builder.vector(width)
-            return self._repeated_column(columns) if narrow else columns
-        if narrow or not prologue.has_batch(tensor):
-            width = self._units if narrow else self._width(value) * self._units
-            tensor = self._repeated(tensor, (prologue.batch, width))
-        self.invariants.append(tensor)
-        return (
-            self._repeated_column(self._builder.invariant(1)) if narrow else self._builder.invariant(self._width(value))
-        )
-
-    def _repeated_column(self, columns: tuple[int, ...]) -> tuple[int, ...]:
-        self.uniform.update(columns)
-        return columns
-
-    def _repeated(self, tensor: TensorId, dims: tuple[Dim, ...]) -> TensorId:
-        return self._prologue.broadcast(tensor, self._dtype, dims)

@@ -4,17 +4,14 @@ instead, and nothing is moved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId
 from graph_passes.graph.ops import passed
 from graph_passes.graph.writer import Writer
 
 
-def is_reversed(graph: Graph, sources: Iterable[TensorId]) -> bool:
-    """Whether each of `sources`, of which there is one at least, was reversed along time."""
-    found = list(sources)
-    return bool(found) and all(_reversal(graph, source) is not None for source in found)
+def is_reversed(graph: Graph, source: TensorId) -> bool:
+    """Whether `source` was reversed along time."""
+    return _reversal(graph, source) is not None
 
 
 def unreversed(graph: Graph, write: Writer, source: TensorId) -> TensorId:

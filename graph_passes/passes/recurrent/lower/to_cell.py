@@ -1,6 +1,7 @@
 """Reads the part of a loop's body that depends on the states into a cell; the rest was hoisted (`hoist.py`).
 
-A value `[batch, k * units]` is k columns, each a node of the cell; `[batch]` and `[batch, 1]` are one scalar node.
+A value `[batch, k * units]` is k columns, each a node of the cell; `[batch]` and `[batch, 1]` are one number a row.
+Values of other widths are padded (`layouts.py`); what the padding holds never reaches a product or a sum.
 What is added to a sum and depends on no state is not added at once but kept as its *addend*, so that
 `(x @ W + h @ R) + b` becomes `(x @ W + b) + h @ R`: the first sum is computed for all steps outside.
 """
@@ -10,19 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from custom_ops.recurrent.cell import Product, Term
 from custom_ops.recurrent.cell_builder import CellBuilder
 from graph_passes.graph.ir import Node, TensorId, boolean
-from graph_passes.graph.ops import FLOATS, IDENTITIES, passed, scalar_value
+from graph_passes.graph.ops import COPIES, FLOATS, passed, scalar_value
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
 from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS, is_finite, lower
-from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister, column_range
+from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister
 from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Leaves, Prologue
+from graph_passes.passes.recurrent.lower.layouts import PRODUCTS, Cuts, Layout, concatenation_axis
+from graph_passes.passes.recurrent.lower.leaves import Leaves
+from graph_passes.passes.recurrent.lower.products import Products
+from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
+from graph_passes.passes.recurrent.lower.rowwise import column_range
 from graph_passes.refusals import Reason
 
 _ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd", "BiasAddV1"})
-_PRODUCTS = frozenset({"MatMul", "BatchMatMulV2", "_FusedMatMul"})
+# What a user may write in place of an op that no cell has.
+_INSTEAD = {
+    "FloorMod": "x - y * tf.floor(x / y)",
+    "Cumsum": "a product with a triangular matrix",
+    "Conv2D": "the convolution of the input before the loop, and a product with a matrix for that of a state",
+}
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,24 @@ class Reader:
     dtype: str
     hoister: Hoister
     prologue: Prologue
+    cuts: Cuts
     builder: CellBuilder = field(default_factory=CellBuilder)
 
     def __post_init__(self) -> None:
         self._body = self.loop.body.graph
         self.leaves = Leaves(self.builder, self.prologue, self.units, self.dtype)
+        self.products = Products(self.builder, self.leaves, self.prologue, self.units, self.dtype)
         self._values: dict[TensorId, Value | Joined | Unreadable] = {}
         for place in self.variables.states:
             argument = TensorId(self.loop.body.arguments[place])
-            self._values[argument] = Value((self.builder.state(),))
+            layout = self.layout(argument)
+            columns = tuple(self.builder.state() for _ in range(layout.columns))
+            narrow = map(layout.is_narrow, layout.widths)
+            if any(narrow):
+                self.leaves.uniform.update(
+                    columns[segment.column] for segment in layout.segments() if layout.is_narrow(segment.width)
+                )
+            self._values[argument] = Value(columns)
 
     def read(self, wanted: Iterable[TensorId]) -> None:
         """Read all that `wanted` depends on, operands first, so that no read goes deep.
@@ -77,33 +95,62 @@ class Reader:
                 waiting.append((name, True))
                 waiting += [(source.node, False) for source in reversed(self._body[name].inputs)]
 
-    def columns(self, tensor: TensorId) -> tuple[int, ...]:
+    def layout(self, tensor: TensorId) -> Layout:
+        """Where the numbers of a value of the body lie in columns.
+
+        Raises:
+            Unreadable: its width is unknown, or no multiple of `units`, and no state depends on it.
+        """
+        widths = self.cuts.widths(tensor)
+        if widths is None:
+            shape = self.hoister.shape(tensor)
+            shape = (1, *shape) if len(shape) == 1 and self._is_one_row(shape) else shape
+            width = 1 if len(shape) < 2 else shape[1] if len(shape) == 2 else None
+            if width is None or (width % self.units and width != 1):
+                raise Unreadable(Reason.CELL_SHAPE.of(self._body[tensor.node], shape=shape, units=self.units))
+            widths = (width,)
+        return Layout(widths, self.units)
+
+    def columns(self, tensor: TensorId, layout: Layout | None = None) -> tuple[int, ...]:
         """The nodes of the cell that are the columns of `tensor`, a value of the body.
+
+        Args:
+            tensor: the value.
+            layout: where its numbers are to lie, if it depends on no state.
 
         Raises:
             Unreadable: it cannot be said in a cell.
         """
         if self.hoister.level(tensor) != STATE:
-            return self._leaf(tensor)
+            return self._leaf(tensor, layout)
         value = self._value(tensor)
         if isinstance(value, Joined):
-            return tuple(column for part, _ in value.parts for column in self.columns(part))
+            return self._joined(value, self.layout(tensor))
         if value.addend is None:
             return value.columns
-        added = self._spread(self.leaves.columns(value.addend), len(value.columns), tensor)
+        added = self._spread(self.leaves.columns(value.addend, self.layout(tensor)), len(value.columns), tensor)
         whole = tuple(self.builder.apply("add", *pair) for pair in zip(value.columns, added, strict=True))
         self._values[tensor] = Value(whole)
         return whole
 
-    def _leaf(self, tensor: TensorId) -> tuple[int, ...]:
+    def _joined(self, value: Joined, layout: Layout) -> tuple[int, ...]:
+        found: tuple[int, ...] = ()
+        start = 0
+        for part, width in value.parts:
+            inner = layout.part(start, start + width)
+            found += self.columns(part, inner[2] if inner else None)
+            start += width
+        return found
+
+    def _leaf(self, tensor: TensorId, layout: Layout | None) -> tuple[int, ...]:
         number = scalar_value(self._body, tensor)
         if is_finite(number):
             return (self.builder.constant(float(number or 0)),)
-        return self.leaves.columns(self.hoister.hoisted(self._untiled(tensor)))
+        return self.leaves.columns(self.hoister.hoisted(self._untiled(tensor)), layout)
 
     def _untiled(self, tensor: TensorId) -> TensorId:
         """A mask of one number a row that was repeated for every unit: the mask."""
-        source = passed(self._body, tensor)
+        source = passed(self._body, tensor, COPIES)
         node = self._body[source.node]
         if node.op in ("Tile", "BroadcastTo"):
             shape = self.hoister.shape(node.inputs[0])
@@ -127,14 +174,8 @@ class Reader:
 
     def _width(self, tensor: TensorId) -> int:
         """How many columns `tensor` has; 0 for one number a row."""
-        shape, node = self.hoister.shape(tensor), self._body[tensor.node]
-        if len(shape) == 1 and self._is_one_row(shape):
-            shape = (1, *shape)
-        if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1 and self.units != 1):
-            return 0
-        if len(shape) != 2 or shape[1] is None or shape[1] % self.units:
-            raise Unreadable(Reason.CELL_SHAPE.of(node, shape=shape, units=self.units))
-        return shape[1] // self.units
+        layout = self.layout(tensor)
+        return 0 if layout.width == 1 and (self.units != 1 or len(self.hoister.shape(tensor)) < 2) else layout.columns
 
     def _is_one_row(self, shape: tuple[int | None, ...]) -> bool:
         """Whether a value of rank 1 is the only row of a batch of one; Keras drops the dimension to add a bias."""
@@ -153,13 +194,13 @@ class Reader:
         return self.builder.scalar[column] or column in self.leaves.uniform or self.units == 1
 
     def _evaluate(self, node: Node, tensor: TensorId) -> Value | Joined:
-        if node.op in IDENTITIES:
+        if node.op in COPIES:
             return self._value(node.inputs[tensor.index])
         if node.op in _ADDITIONS and (deferred := self._deferred_sum(node, tensor)):
             return deferred
         if node.op in CELL_OPS:
             return self._elementwise(node, tensor)
-        if node.op in _PRODUCTS:
+        if node.op in PRODUCTS:
             return self._product(node, tensor)
         reader: Callable[[Node, TensorId], Value | Joined] | None = {
             "Split": self._part,
@@ -179,7 +220,8 @@ class Reader:
         if node.op in ("ZerosLike", "OnesLike"):
             return Value((self.builder.constant(float(node.op == "OnesLike")),))
         if reader is None:
-            raise Unreadable(Reason.CELL_OP.of(node))
+            instead = _INSTEAD.get(node.op)
+            raise Unreadable(Reason.CELL_OP_INSTEAD.of(node, instead=instead) if instead else Reason.CELL_OP.of(node))
         return reader(node, tensor)
 
     def _deferred_sum(self, node: Node, tensor: TensorId) -> Value | None:
@@ -216,10 +258,12 @@ class Reader:
             given = self.hoister.shape(source)
             if len(given) == 1 and given != (1,) and by_row != self._is_batch_vector(source):
                 raise Unreadable(Reason.CELL_MIXED.of(node, tensor=source))
-        groups = [self._spread(self.columns(source), max(count, 1), tensor) for source in node.inputs]
-        return Value(
-            tuple(lower(self.builder, node.op, node.attrs, arguments) for arguments in zip(*groups, strict=True))
-        )
+        layout = self.layout(tensor)
+        groups = [self._spread(self.columns(source, layout), max(count, 1), tensor) for source in node.inputs]
+        made = tuple(lower(self.builder, node.op, node.attrs, arguments) for arguments in zip(*groups, strict=True))
+        if count == 0:
+            self.leaves.uniform.update(made)
+        return Value(made)
 
     def _is_batch_vector(self, tensor: TensorId) -> bool:
         """Whether a tensor of rank 1 has an entry for each row, not for each unit."""
@@ -237,16 +281,16 @@ class Reader:
         if matrix.form is not Form.FIXED or len(matrix.shape) != 2 or None in matrix.shape:
             raise Unreadable(Reason.CELL_MATRIX.of(node, shape=matrix.shape))
         transposed = boolean(node.attrs.get("transpose_b")) or boolean(node.attrs.get("adj_y"))
-        value = self._value(left)
+        value, layout = self._value(left), self.layout(tensor)
         if not isinstance(value, Joined):
-            return Value(self._terms(self.columns(left), matrix, transposed, node))
+            return Value(self.products.terms(self.columns(left), matrix, transposed, node, self.layout(left), layout))
         result: Value | None = None
         start = 0
         for part, width in value.parts:
             rows = self.prologue.rows_of(matrix, start, start + width, transposed)
             start += width
             if self.hoister.level(part) == STATE:
-                columns = self._terms(self.columns(part), rows, transposed, node)
+                columns = self.products.terms(self.columns(part), rows, transposed, node, self.layout(part), layout)
                 result = self._plus(result, Value(columns), node)
             else:
                 outside = self.prologue.product(self.hoister.hoisted(part), rows, transposed, node.name)
@@ -267,35 +311,17 @@ class Reader:
             return Value(columns, first.addend or second.addend)
         return Value(columns, self._sum_outside(first.addend, second.addend, node))
 
-    def _terms(self, operands: tuple[int, ...], matrix: Hoisted, transposed: bool, node: Node) -> tuple[int, ...]:
-        rows, columns = matrix.shape[::-1] if transposed else matrix.shape
-        scalar = any(self.builder.scalar[operand] for operand in operands)
-        if scalar or rows != len(operands) * self.units or columns is None or columns % self.units:
-            raise Unreadable(
-                Reason.CELL_PRODUCT_SIZE.of(node, count=len(operands), units=self.units, shape=[rows, columns])
-            )
-        index = self.leaves.matrix(matrix)
-        products = []
-        for column in range(columns // self.units):
-            terms = [
-                Term(operand, index, *((column, row) if transposed else (row, column)), transposed)
-                for row, operand in enumerate(operands)
-            ]
-            products.append(self.builder.add(Product(tuple(terms))))
-        return tuple(products)
-
     def _part(self, node: Node, tensor: TensorId) -> Value:
         source = node.inputs[1 if node.op == "Split" else 0]
         columns, shape = self.columns(source), self.hoister.shape(source)
         start, end = column_range(self._body, node, tensor.index, shape)
-        if start % self.units or end % self.units or len(columns) * self.units != shape[-1]:
+        part = self.layout(source).part(start, end)
+        if part is None:
             raise Unreadable(Reason.CELL_PART.of(node, start=start, end=end, units=self.units))
-        return Value(columns[start // self.units : end // self.units])
+        return Value(columns[part[0] : part[1]])
 
     def _concatenation(self, node: Node, tensor: TensorId) -> Value | Joined:
-        axis = scalar_value(self._body, node.inputs[-1])
-        rank = len(self.hoister.shape(tensor))
-        if rank != 2 or axis is None or int(axis) % rank != 1:
+        if concatenation_axis(self._body, node) != 1:
             raise Unreadable(Reason.CELL_JOIN.of(node))
         parts: list[tuple[TensorId, int]] = []
         for source in node.inputs[:-1]:
@@ -310,13 +336,22 @@ class Reader:
         axes = self._body.constants.get(node.inputs[1].node)
         if len(shape) != 2 or axes is None or [int(axis) % 2 for axis in axes.reshape(-1)] != [1]:
             raise Unreadable(Reason.CELL_SUM_AXIS.of(node))
-        columns = self.columns(node.inputs[0])
-        if any(self.builder.scalar[column] for column in columns):
-            raise Unreadable(Reason.CELL_SUM_ROWS.of(node))
-        total = self.builder.sum(*map(self.builder.row_sum, columns))
+        columns, layout = self.columns(node.inputs[0]), self.layout(node.inputs[0])
+        total = self._total(columns, layout)
         if node.op == "Mean":
-            total = self.builder.apply("multiply", total, self.builder.constant(1.0 / (len(columns) * self.units)))
+            total = self.builder.apply("multiply", total, self.builder.constant(1.0 / layout.width))
+        self.leaves.uniform.add(total)
         return Value((total,))
+
+    def _total(self, columns: tuple[int, ...], layout: Layout) -> int:
+        """The sum of all numbers of a row."""
+        masked = zip(self.products.masked(columns, layout), layout.narrow(), strict=True)
+        return self.builder.sum(
+            *(
+                column if narrow or self.builder.scalar[column] else self.builder.row_sum(column)
+                for column, narrow in masked
+            )
+        )
 
     def _cast(self, node: Node, tensor: TensorId) -> Value:
         spec, before = self._body.specs[tensor], self._body.specs[node.inputs[0]]
@@ -331,22 +366,22 @@ class Reader:
             return Value(self._normalised(operand.tensor, operand.epsilon))
         columns = self.columns(node.inputs[0])
         before, after = self.hoister.shape(node.inputs[0]), self.hoister.shape(tensor)
-        scalar = len(columns) == 1 and self.builder.scalar[columns[0]]
+        scalar = len(columns) == 1 and self._is_uniform(columns[0]) and self.layout(node.inputs[0]).width == 1
         same_width = len(before) == len(after) == 2 and before[1] == after[1] is not None
         one_row = before == (1, *after) and len(after) == 1 and self._is_one_row(after)
         one_row = one_row or (after == (1, *before) and len(before) == 1 and self._is_one_row(before))
-        if same_width or one_row or (scalar and len(after) in (1, 2) and not (len(after) == 1 and after[0] == 1)):
+        if same_width or one_row or (scalar and len(after) < 3 and not (len(after) == 1 and after[0] == 1)):
             return Value(columns)
         raise Unreadable(Reason.CELL_RESHAPE.of(node, before=before, after=after))
 
     def _normalised(self, tensor: TensorId, epsilon: float) -> tuple[int, ...]:
         """Mean 0 and variance 1 over all columns of each row."""
-        columns, build = self.columns(tensor), self.builder
-        share = build.constant(1.0 / (len(columns) * self.units))
-        mean = build.apply("multiply", build.sum(*map(build.row_sum, columns)), share)
+        columns, build, layout = self.columns(tensor), self.builder, self.layout(tensor)
+        share = build.constant(1.0 / layout.width)
+        mean = build.apply("multiply", self._total(columns, layout), share)
         centred = [build.apply("subtract", column, mean) for column in columns]
-        squares = [build.row_sum(build.apply("square", column)) for column in centred]
-        variance = build.apply("multiply", build.sum(*squares), share)
+        squares = tuple(build.apply("square", column) for column in centred)
+        variance = build.apply("multiply", self._total(squares, layout), share)
         scale = build.apply("reciprocal_sqrt", build.apply("add", variance, build.constant(epsilon)))
         return tuple(build.apply("multiply", column, scale) for column in centred)
 

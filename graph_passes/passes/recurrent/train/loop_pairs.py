@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import FLOATS, LOOPS, passed
-from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
+from graph_passes.passes.recurrent.find.loops import COMPLEX, Loop, Unreadable
 from graph_passes.passes.recurrent.find.provenance import is_zero
 from graph_passes.refusals import Reason
 
@@ -61,16 +61,20 @@ def read_pair(graph: Graph, forward: str, backward: str) -> Pair:
     """Which variable belongs to which.
 
     Raises:
-        Unreadable: the answer is not clear, or an op of the loop has a custom gradient.
+        Unreadable: the answer is not clear.
     """
     steps = graph.functions[forward, "body"]
-    _refuse_own_gradients(steps.graph)
     lists = _pushed(steps)
     ahead = _Ahead(graph, graph[forward], steps, lists)
     back = graph[backward]
     places = range(3, _first_capture(graph, forward, back, graph.functions[backward, "body"]))
     found = list(_assignments(ahead, back, list(places), ahead.trainable()))
     if len(found) != 1:
+        for place, tensor in enumerate(graph[forward].inputs):
+            spec = graph.specs.get(tensor)
+            if spec is not None and spec.dtype in COMPLEX:
+                maker = passed(steps.graph, steps.results[place]).node
+                raise Unreadable(Reason.STATE_COMPLEX(node=maker, dtype=spec.dtype))
         count = "several ways" if found else "no way"
         raise Unreadable(Reason.GRADIENT_UNCLEAR(node=backward, count=count))
     return Pair(forward, backward, found[0], lists)
@@ -117,10 +121,9 @@ def _pushed(steps: Function) -> frozenset[int]:
     return frozenset(found)
 
 
-def _refuse_own_gradients(body: Graph) -> None:
-    for node in body:
-        if node.op in ("StopGradient", "PreventGradient") or "_gradient_op_type" in node.attrs:
-            raise Unreadable(Reason.OWN_GRADIENT.of(node))
+def has_own_gradient(node: Node) -> bool:
+    """Whether the gradient that TensorFlow takes of `node` may be another than the derivative."""
+    return node.op in ("StopGradient", "PreventGradient") or "_gradient_op_type" in node.attrs
 
 
 def _first_capture(graph: Graph, forward: str, back: Node, body: Function) -> int:
@@ -163,7 +166,9 @@ class _Ahead:
             return None
         if spec.dtype == "variant":
             made = self.graph[passed(self.graph, tensor).node]
-            dtype = _element_dtype(made)
+            while made.op == "TensorListSetItem":  # an item that was written before the loop
+                made = self.graph[passed(self.graph, made.inputs[0]).node]
+            dtype = element_dtype(made)
             return TensorSpec("variant", 0, None) if dtype is not None else None
         if spec.dtype == "resource":
             behind = spec.behind
@@ -174,7 +179,8 @@ class _Ahead:
         return TensorSpec(spec.dtype, spec.itemsize, out.shape)
 
 
-def _element_dtype(node: Node) -> str | None:
+def element_dtype(node: Node) -> str | None:
+    """The dtype of the items of the list that `node` makes, if it is a floating-point one."""
     attribute = node.attrs.get("element_dtype") if node.op in _LISTS else None
     return _FLOATS_BY_ENUM.get(getattr(attribute, "type", 0))
 

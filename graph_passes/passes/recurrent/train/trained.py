@@ -11,14 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_passes.graph.dead_code import is_needed, is_read
-from graph_passes.graph.ir import Graph, TensorId, WorkingCopy
+from graph_passes.graph.ir import Graph, Node, TensorId, WorkingCopy
 from graph_passes.graph.ops import passed
 from graph_passes.graph.rewrite import Names
+from graph_passes.passes.recurrent.find.counting import linear
 from graph_passes.passes.recurrent.find.loops import Unreadable, functional_loops
 from graph_passes.passes.recurrent.find.provenance import is_zero, spread, trace
 from graph_passes.passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, MOVES, joinable_cudnn, match_cudnn, turns, undoes
-from graph_passes.passes.recurrent.lower.loop import Joinable, read_loop
+from graph_passes.passes.recurrent.lower.loop import Joinable
+from graph_passes.passes.recurrent.lower.read_loop import read_loop
 from graph_passes.passes.recurrent.match import Match, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, invariants, read_pair, without_lists
 from graph_passes.refusals import Reason
@@ -268,6 +270,11 @@ class _Loops:
             for part in node.inputs:
                 yield from self.of_list(old, passed(graph, part))
             return
+        if node.op in ("TensorListReserve", "EmptyTensorList"):
+            return
+        if node.op == "TensorListSetItem":  # of one item that is read behind the loop
+            yield from self.of_item(old, node)
+            return
         if node.op != "TensorListFromTensor":
             raise Unreadable(Reason.GRADIENT_OF_LIST.of(node))
         stacks = [
@@ -276,6 +283,24 @@ class _Loops:
         if not stacks:
             raise Unreadable(Reason.GRADIENT_UNSTACKED.of(node))
         yield TensorId(stacks[0].name), node.inputs[0]
+
+    def of_item(self, old: TensorId, node: Node) -> Iterator[tuple[TensorId, TensorId]]:
+        """The reader of an item of a list, and the gradient that the TensorListSetItem `node` puts in a list."""
+        graph = self.graph
+        yield from self.of_list(old, passed(graph, node.inputs[0]))
+        if is_zero(graph, passed(graph, node.inputs[2])):
+            return
+        index = linear(graph, node.inputs[1])
+        readers = [
+            reader
+            for reader in graph
+            if reader.op == "TensorListGetItem"
+            and passed(graph, reader.inputs[0]) == old
+            and linear(graph, reader.inputs[1]) == index
+        ]
+        if not readers:
+            raise Unreadable(Reason.GRADIENT_UNSTACKED.of(node))
+        yield TensorId(readers[0].name), node.inputs[2]
 
     def is_list(self, variable: int) -> bool:
         spec = self.graph.specs.get(self.ahead.inputs[variable])
@@ -289,6 +314,9 @@ class _Loops:
             if not is_read(graph, old, self.removed, self.keep):
                 continue
             made = graph[passed(graph, x).node]
+            if self.is_list(variable) and made.op == "TensorListSetItem":
+                yield from self.items(old, made, match)
+                continue
             if self.is_list(variable) and made.op != "TensorListFromTensor":
                 raise Unreadable(Reason.GRADIENT_OF_MADE_LIST.of(made, tensor=old))
             _require_single(graph, pair.forward, x, variable)
@@ -298,6 +326,20 @@ class _Loops:
             else:
                 entry, moves = read_as(graph, match, x)
                 yield Wanted(old, entry, zero=graph[pair.backward].inputs[place], moves=moves)
+
+    def items(self, old: TensorId, made: Node, match: Match) -> Iterator[Wanted]:
+        """Readers of a list of gradients, of a list with one item: the gradient of that."""
+        graph = self.graph
+        for use in graph.uses(old):
+            reader = graph[use.node]
+            if reader.op == "Identity" and reader.name not in self.keep:
+                yield from self.items(TensorId(reader.name), made, match)
+            elif reader.op == "TensorListGetItem" and linear(graph, reader.inputs[1]) == linear(graph, made.inputs[1]):
+                _require_single(graph, self.ahead.name, made.inputs[2], -1)
+                entry, moves = read_as(graph, match, made.inputs[2])
+                yield Wanted(TensorId(reader.name), entry, moves=moves)
+            elif is_needed(graph, reader.name, self.removed, self.keep):
+                raise Unreadable(Reason.GRADIENT_OF_MADE_LIST.of(made, tensor=old))
 
     def lists(self, old: TensorId, x: TensorId, made: str, moves: tuple[str, ...]) -> Iterator[Wanted]:
         """Readers of a list of gradients: where it is stacked at once, no list is needed."""

@@ -46,6 +46,9 @@ Gradients = Callable[
 # takes TensorFlow, too (`tfmem/capture/gradient_check.py`).
 Check = Callable[[Graph, Pair], Refusal | None]
 
+# Why a match would be slower than what it replaces, where it is to be trained or not; None if it would not be.
+Slow = Callable[[Match, bool], Refusal | None]
+
 
 @dataclass(frozen=True)
 class Training:
@@ -67,6 +70,7 @@ def plan_training(
     check: Check,
     names: Names,
     rolled: Sequence[RolledGradient] = (),
+    slow: Slow | None = None,
 ) -> Training:
     """Find every recurrence that is there with its gradient.
 
@@ -77,6 +81,7 @@ def plan_training(
         check: see `Check`.
         names: gives names to new nodes.
         rolled: loops that stand for unrolled steps, and their gradients.
+        slow: see `Slow`; asked before a gradient is made, which takes seconds where a step has thousands of ops.
     """
     groups: dict[str, list[str]] = {}
     recurrences, matches = dict[str, Trained](), list[Match]()
@@ -111,6 +116,8 @@ def plan_training(
         parts = [recurrence for recurrence in recurrences.values() if recurrence.forward in match.removed]
         kind = carrier(parts[0].forward)
         with attempt(unmatched, match.name, kind, GraphError, CellError):
+            if slow is not None and (reason := slow(match, True)) is not None:
+                raise Unreadable(reason)
             whole = _Whole(graph, names, keep, match, parts, gradients).match()
             matches.append(replace(whole, carrier=kind))
     found = frozenset({*groups, *inner})

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from graph_passes.graph import slices
 from graph_passes.graph.ir import Graph, Node, TensorId, integer
 from graph_passes.graph.ops import passed, scalar_value
+from graph_passes.passes.recurrent.find.counting import Linear, Place, linear
 
 _READ = {"TensorListGetItem": (0, 1), "TensorArrayReadV3": (2, 1)}
 _WRITE = {"TensorListSetItem": (0, 1, 2), "TensorArrayWriteV3": (3, 1, 2)}
@@ -81,19 +82,31 @@ def _counts_up(graph: Graph, indices: TensorId) -> bool:
     return node.op == "Range" and scalar_value(graph, node.inputs[0]) == 0 and scalar_value(graph, node.inputs[2]) == 1
 
 
-def item_of(body: Graph, node: Node, is_counter: Callable[[TensorId], bool]) -> tuple[TensorId, int] | None:
-    """The tensor and the axis along which `node` takes the step's item, as in `x[t]`, `x[:, t]` and `tf.gather(x, t)`.
+def item_of(
+    body: Graph, node: Node, place_of: Callable[[TensorId], Place | None]
+) -> tuple[TensorId, int, Place] | None:
+    """The tensor, the axis and the place at which `node` takes an item, as in `x[t]`, `x[:, t]` and `tf.gather(x, t)`.
 
-    None if it does something else.
+    None if it does something else, or takes the same item in every step.
     """
-    if node.op == "GatherV2" and is_counter(node.inputs[1]):
-        axis = scalar_value(body, node.inputs[2])
-        plain = integer(node.attrs.get("batch_dims", 0)) == 0
-        return (node.inputs[0], int(axis)) if axis is not None and axis >= 0 and plain else None
+    if node.op == "GatherV2":
+        axis, place = scalar_value(body, node.inputs[2]), place_of(node.inputs[1])
+        plain = integer(node.attrs.get("batch_dims", 0)) == 0 and place is not None and place.step != 0
+        return (node.inputs[0], int(axis), place) if axis is not None and axis >= 0 and plain and place else None
     axes = slices.axes(body, node) if node.op == "StridedSlice" else None
     taken = [place for place, axis in enumerate(axes or ()) if not axis.whole]
     if axes is None or len(taken) != 1:
         return None
     item = axes[taken[0]]
-    counted = isinstance(item.begin, TensorId) and is_counter(item.begin)
-    return (node.inputs[0], taken[0]) if counted and item.single and item.step == 1 and not item.new else None
+    place = place_of(item.begin) if isinstance(item.begin, TensorId) else None
+    counted = place is not None and place.step != 0 and item.single and item.step == 1 and not item.new
+    return (node.inputs[0], taken[0], place) if counted and place is not None else None
+
+
+def list_written_before(graph: Graph, handle: TensorId) -> tuple[TensorId, Linear, TensorId] | None:
+    """The list before one item was written outside of the loop, the index of the item, and the item."""
+    maker = graph[passed(graph, handle).node]
+    item = written_item(maker)
+    if item is None or item.value is None:
+        return None
+    return item.handle, linear(graph, item.index), item.value

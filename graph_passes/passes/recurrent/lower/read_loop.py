@@ -1,0 +1,67 @@
+"""From a loop to its `Match`, in the first form of its states that can express it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from custom_ops.errors import CellError
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.ops import checks_shape
+from graph_passes.graph.rewrite import Names
+from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
+from graph_passes.passes.recurrent.lower.cell_states import CellForm
+from graph_passes.passes.recurrent.lower.loop import RULES, Joinable, LoopReader
+from graph_passes.refusals import Reason
+
+
+def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> Joinable:
+    """What takes the place of `loop`.
+
+    Args:
+        graph: the graph around the loop, bodies included.
+        loop: one of its loops.
+        names: gives names to new nodes.
+        keep: names of nodes that are fetched.
+
+    Raises:
+        Unreadable: no cell can express the loop.
+    """
+    fetched = next((name for name in loop.nodes if name in keep and graph[name].op != "Exit"), None)
+    if fetched is not None:
+        raise Unreadable(Reason.LOOP_FETCHED(node=fetched))
+    checking = next((node.name for node in loop.body.graph if checks_shape(loop.body.graph, node)), None)
+    if checking is not None:
+        raise Unreadable(Reason.SHAPE_CHECK(node=checking))
+    return _read_in(("columns", "numbers", "single"), graph, loop, names, keep)
+
+
+def _read_in(forms: tuple[CellForm, ...], graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> Joinable:
+    """What takes the place of a loop, in the first form that can express it."""
+    reasons: list[Unreadable] = []
+    for form in forms:
+        try:
+            return LoopReader(graph, loop, names, keep, form).read()
+        except Unreadable as reason:
+            reasons.append(reason)
+        except (CellError, ValueError):  # numpy's, over shapes that do not fit
+            if not reasons:
+                raise
+    raise _told(reasons)
+
+
+def _told(reasons: Sequence[Unreadable]) -> Unreadable:
+    """What the report says of a loop that no form can express."""
+    first, *others = reasons
+    for other in others:
+        if first.refusal.reason is Reason.STATE_SHAPE:
+            return other  # it says what is in the way of a state of such a shape
+        if other.refusal.reason is Reason.CELL_NODES or (
+            other.refusal.reason is Reason.CELL_NUMBERS and _is_small_op(first)
+        ):
+            return Unreadable(Reason.BECAUSE_SMALL(first=first.refusal, because=other.refusal))
+    return first
+
+
+def _is_small_op(reason: Unreadable) -> bool:
+    """Whether what is in the way is an op that a recurrence with small states may have."""
+    return dict(reason.refusal.arguments).get("op") in RULES

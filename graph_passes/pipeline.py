@@ -1,4 +1,4 @@
-"""The six passes, each with its phase and its contract; and one captured step through the one that moves memory.
+"""The seven passes, each with its phase and its contract; and one captured step through the one that moves memory.
 
 captured --BEFORE_GRAPPLER--> Grappler, once --AFTER_GRAPPLER--> (with a budget: UNDER_BUDGET) --> restored
 """
@@ -14,52 +14,44 @@ from graph_passes import pass_infra
 from graph_passes.analysis.cost.model import CostModel, held
 from graph_passes.analysis.memory import roles
 from graph_passes.analysis.memory.liveness import build_timeline, refuse_open
-from graph_passes.analysis.memory.region import reads_before_updates, step_region, with_waits
-from graph_passes.analysis.memory.replicas import shared_by
+from graph_passes.analysis.memory.replica_step import shared_by
+from graph_passes.analysis.memory.session_step import reads_before_updates, step_region, with_waits
 from graph_passes.analysis.memory.simulate import Link, uncounted, usage_under
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.contract import Contract, Kept, Property
 from graph_passes.errors import GraphError, InfeasibleBudgetError, NoGradientError, ReplicasError, UnknownShapeError
+from graph_passes.graph.graph_source import Source
 from graph_passes.graph.ir import Editor, Graph, TensorId, parse_input
+from graph_passes.graph.ops import FUSION_OP, has_regions
 from graph_passes.graph.order import schedule
 from graph_passes.graph.rewrite import Rewrite, apply_rewrites
-from graph_passes.graph.source import Source
+from graph_passes.graph.verify import verify_merged
 from graph_passes.pass_infra import NeedsOf, Outcome, Pass, Phase
-from graph_passes.passes.fuse.apply import FUSION_OP, fusion_rewrites
+from graph_passes.passes.fuse.apply import fusion_rewrites
 from graph_passes.passes.fuse.plan import plan_fusion
 from graph_passes.passes.merge.apply import merge_rewrites
 from graph_passes.passes.merge.plan import plan_merge
 from graph_passes.passes.offload.apply import offload_rewrites, transfers
-from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import Needs, OffloadPlan, Probing, Wanted, plan_step_memory
+from graph_passes.passes.offload.options import RECOMPUTING, OffloadOptions
+from graph_passes.passes.offload.plan import How, Needs, OffloadPlan, Probing, Wanted, plan_step_memory
 from graph_passes.passes.prepare.apply import prepare_rewrites
 from graph_passes.passes.prepare.copies import CHEAP
 from graph_passes.passes.prepare.plan import plan_prepare
+from graph_passes.passes.prepare.seeds import SEEDED
 from graph_passes.passes.products.apply import MATMUL_OP, product_rewrites
 from graph_passes.passes.products.plan import plan_products
 from graph_passes.passes.recurrent.apply import recurrent_rewrites
 from graph_passes.passes.recurrent.plan import plan_recurrent
+from graph_passes.passes.split.apply import split_rewrites
+from graph_passes.passes.split.plan import plan_split
 from graph_passes.refusals import Reason
 from graph_passes.report import MOVED, RECOMPUTED, UNCHANGED_FITS, Report, TransferRecord
+from graph_passes.step_picture import pictured
 
 __all__ = [
-    "FUSE",
-    "MERGE",
-    "OFFLOAD",
-    "PASSES",
-    "PREPARE",
-    "PRODUCTS",
-    "RECURRENT",
-    "Outcome",
-    "Pass",
-    "Phase",
-    "Step",
-    "describe",
-    "edit_step",
-    "plan_step",
-    "run_passes",
-    "runs",
-]
+    "FUSE", "MERGE", "OFFLOAD", "PASSES", "PREPARE", "PRODUCTS", "RECURRENT", "SPLIT", "Outcome", "Pass", "Phase",
+    "Step", "StepSource", "describe", "edit_step", "plan_step", "run_passes", "runs",
+]  # fmt: skip
 
 _EDITS = Contract(
     ensures=frozenset({Property.WELL_FORMED}),
@@ -89,7 +81,9 @@ PREPARE = Pass(
     "fusion",
     plan_prepare,
     prepare_rewrites,
-    replace(_AFTER_GRAPPLER, inserts=frozenset({"Const", "MatMul", "Reshape", *CHEAP})),
+    replace(
+        _AFTER_GRAPPLER, inserts=frozenset({"BatchMatMulV2", "Const", "MatMul", "Reshape", "Transpose", SEEDED, *CHEAP})
+    ),
 )
 MERGE = Pass(
     "merge",
@@ -110,6 +104,7 @@ FUSE = Pass(
     fusion_rewrites,
     replace(_AFTER_GRAPPLER, inserts=frozenset({FUSION_OP})),
 )
+SPLIT = Pass("split", Phase.UNDER_BUDGET, "offload", plan_split, split_rewrites, _AFTER_GRAPPLER)
 OFFLOAD = Pass(
     "offload",
     Phase.UNDER_BUDGET,
@@ -120,7 +115,7 @@ OFFLOAD = Pass(
 )
 
 # In the order in which they run.
-PASSES: tuple[Pass[Any, Any], ...] = (RECURRENT, PRODUCTS, PREPARE, MERGE, FUSE, OFFLOAD)
+PASSES: tuple[Pass[Any, Any], ...] = (RECURRENT, PRODUCTS, PREPARE, MERGE, FUSE, SPLIT, OFFLOAD)
 
 
 def runs(phase: Phase, asked: Collection[str]) -> bool:
@@ -153,7 +148,7 @@ class Step:
         held: (update, the op that it waits for): edges that `graph` has, and the graph that it was read from has not.
         of_data: tensors whose size depends on data, so that it would not be known if inputs had no open dimension.
         shared: what ties it to other replicas, in words; "" if nothing does. Such a step has a plan for each device
-            (`graph_passes.lanes`), or none.
+            (`graph_passes.lane_edits`), or none.
     """
 
     graph: Graph
@@ -229,7 +224,7 @@ def plan_step(
     options: OffloadOptions,
     **how: Any,
 ) -> OffloadPlan:
-    """See `plan_offload` of the offload pass; `how` is `timed`, `widest`, `unmoved`, `copied`, `padded`, `room`.
+    """See `plan_offload` of the offload pass; `how` is the rest of its `How`, by name.
 
     Raises:
         ReplicasError: the budget is too small, and the step is one of several replicas.
@@ -240,12 +235,15 @@ def plan_step(
         wanted = Wanted(
             link,
             budget,
-            layers=roles.layers(step.graph, timeline),
-            convolution_inputs=roles.convolution_inputs(step.graph, timeline),
-            relax=not step.merging,
-            how=how,
+            How(
+                layers=roles.layers(step.graph, timeline),
+                convolution_inputs=roles.convolution_inputs(step.graph, timeline),
+                # the layers in regions are not known
+                relax=not step.merging or has_regions(step.graph) or options.policy in RECOMPUTING,
+                **how,
+            ),
         )
-        found = OFFLOAD.plan(_StepSource(step), Needs(timeline, options, wanted))[0].moves
+        found = OFFLOAD.plan(StepSource(step), Needs(timeline, options, wanted))[0].moves
     except InfeasibleBudgetError as error:
         if step.shared:
             raise _shared(step, timeline, budget) from error
@@ -287,7 +285,7 @@ def edit_step(
     Raises:
         GraphError: the plan is none for this step; nothing was edited.
     """
-    source, needs = _StepSource(step, editor), Needs(timeline, options, plan, probing, spill_key)
+    source, needs = StepSource(step, editor), Needs(timeline, options, plan, probing, spill_key)
     outcome = run_passes(Phase.UNDER_BUDGET, (OFFLOAD.option,), source, {OFFLOAD.name: lambda _: needs})[OFFLOAD.name]
     failed = next(iter(outcome.errors.values()), outcome.failed)
     if failed is not None:
@@ -295,8 +293,12 @@ def edit_step(
     return source.edited
 
 
-class _StepSource:
-    """A `Source` of one step: its graph is edited in a copy, or by an editor."""
+class StepSource:
+    """A `Source` of one step: its graph is edited in a copy, or by an editor.
+
+    Attributes:
+        edited: the graph with what was done to it.
+    """
 
     structure = None
 
@@ -315,7 +317,7 @@ class _StepSource:
         return {}
 
     def follow(self, _: Source) -> Mapping[str, str]:
-        raise GraphError("a step is like no other")
+        raise GraphError("internal error in tfmem: a step cannot follow another; please report this")
 
     def edit(
         self, graph: Graph, rewrites: Sequence[Rewrite], check: Callable[[Graph], object]
@@ -324,6 +326,8 @@ class _StepSource:
             edited = graph.copy()
             apply_rewrites(rewrites, edited)
             check(edited)
+            if self._step.merging:
+                verify_merged(graph, edited)
             self.edited = edited
             return {}
         for update, reader in self._step.held:
@@ -363,7 +367,7 @@ def describe(
         str(buffer.tensor) for buffer in timeline.buffers if buffer.pinned_by == Reason.LIST_UNKNOWN()
     )
     unknown = [(str(buffer.tensor), buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
-    left_alone = [f"left alone: {tensor}: {reason}" for tensor, reason in (*unknown, *plan.left_alone)]
+    left_alone = [f"not moved: {tensor}: {reason}" for tensor, reason in (*unknown, *plan.left_alone)]
     return Report(
         graph=graph,
         device=device,
@@ -378,10 +382,12 @@ def describe(
         bytes_in_predicted=moved,
         stall_predicted_ns=round(plan.after.stall * 1e9),
         step_predicted_ns=round(plan.after.seconds * 1e9),
+        verdict=plan.verdict,
         size_threshold=plan.size_threshold if records else None,
         transfers=records,
         curve_before=tuple((names[p], int(timeline.usage[p])) for p in shown),
         curve_after=tuple((names[p], int(after[p])) for p in shown),
-        notes=(*notes, *left_alone),
+        notes=(*notes, *([plan.verdict.note] if plan.verdict and plan.verdict.note else []), *left_alone),
         not_enforced=uncounted_lists,
+        **pictured(timeline, plan.moves, plan.link, (plan.before.peak_at, plan.after.peak_at)),
     )

@@ -1,27 +1,30 @@
-"""What a pipeline did to one graph, planned and measured. A report prints as text and is stored as JSON; `tfmem.plot`
-draws it."""
+"""What tfmem did to one step, planned and measured. A report prints as text and is stored as JSON; `tfmem.plot` draws
+it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from graph_passes.decision import Decision, Fusion, Xla
+from graph_passes.device_report import DeviceReport, many
+from graph_passes.headline import RECOMPUTED, headline
+from graph_passes.report_text import report_text, unenforced
+from graph_passes.verdict import Verdict
 
 FORMAT = 1
 UNCHANGED_FITS, UNCHANGED_OVER = Decision.FITS, Decision.OVER
 ORDERED, ORDERED_OVER = Decision.ORDERED, Decision.ORDERED_OVER
 MOVED, REPLACED, STITCHED = Decision.MOVED, Decision.REPLACED, Decision.STITCHED
-RECOMPUTED = "(recomputed)"
 UNDECIDED = "not decided yet"  # what `Report.fusion` begins with until then
 REPORT_FILE = "assets.extra/tfmem_report.json"  # in a SavedModel, whose assets.extra TensorFlow leaves to its users
-MOST_REASONS = 8  # that a table shows
+
+__all__ = ["RECOMPUTED", "UNDECIDED", "Report", "TransferRecord", "measured", "unenforced"]
 
 MemoryCurve = tuple[tuple[str, int], ...]
+Lane = Literal["compute", "wait", "out", "in"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,25 @@ class TransferRecord:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A stretch of time of a planned step.
+
+    Attributes:
+        lane: "compute", "wait" (computation waits for a copy), "out" or "in" (a copy).
+        name: the op, or the tensor.
+        begin: nanoseconds from the step's start.
+        end: nanoseconds from the step's start.
+    """
+
+    lane: Lane
+    name: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
 class StepRecord:
-    """What a region runs at once.
+    """One kernel or call of a region.
 
     Attributes:
         kind: "kernel", or "call" of TensorFlow's own kernel or a library's; "view" and "read" take no time.
@@ -63,7 +83,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class RegionRecord:
-    """Ops that run as one.
+    """Ops that one fused op runs.
 
     Attributes:
         name: of the op.
@@ -78,7 +98,7 @@ class RegionRecord:
         return sum(step.kind == kind for step in self.steps)
 
     def within(self, caller: str) -> RegionRecord:
-        """This in a function that `caller` calls: "while/body"."""
+        """This record, for a region in a function that `caller` calls: "while/body"."""
         named = [tuple((f"{caller}/{name}", op) for name, op in step.ops) for step in self.steps]
         steps = (dataclasses.replace(step, ops=ops) for step, ops in zip(self.steps, named, strict=True))
         return RegionRecord(f"{caller}/{self.name}", tuple(steps))
@@ -86,7 +106,33 @@ class RegionRecord:
     def __str__(self) -> str:
         ops = sum(len(step.ops) for step in self.steps)
         kernels, calls = self.count("kernel"), self.count("call")
-        return f"{self.name}: {_many(ops, 'op')} in {_many(kernels, 'kernel')} and {_many(calls, 'call')}"
+        return f"{self.name}: {many(ops, 'op')} in {many(kernels, 'kernel')} and {many(calls, 'call')}"
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """Ops that run on pieces of the batch, one piece after the other.
+
+    Attributes:
+        ops: how many ops run by piece.
+        again: how many of the ops each piece runs again for its backward pass.
+        first, last: the first and the last of the ops.
+        pieces: how many examples each piece has.
+        exactness: how near the results are to those of the unmodified step, in words.
+    """
+
+    ops: int
+    again: int
+    first: str
+    last: str
+    pieces: tuple[int, ...]
+    exactness: str
+
+    def __str__(self) -> str:
+        sizes = " or ".join(map(str, sorted(set(self.pieces))))
+        more = f", {self.again} of the forward pass again" if self.again else ""
+        found = f"{many(self.ops, 'op')} from '{self.first}' to '{self.last}'{more}"
+        return f"{found}, in {len(self.pieces)} pieces of {sizes} examples; {self.exactness}"
 
 
 @dataclass(frozen=True)
@@ -100,10 +146,10 @@ class Report:
         graph: name of the optimised function or graph.
         device: the device whose memory was planned.
         policy: the policy that chose the tensors.
-        decision: `unchanged: fits`, `unchanged: <why>`, `ordered: ...` (nothing moves, but the order is held),
-            `moved`, `replaced` (recurrent layers were, and nothing moves), or `stitched` (regions are, and nothing
-            else changed). `... over budget`: nothing moves, as the step was expected to fit, and it took more. A
-            `Decision`, or its value.
+        decision: a `Decision`, or its value. `unchanged: <why>`; `ordered: ...`: nothing moves, but the order of ops is
+            held; `moved`: tensors move; `split along the batch`: parts run by piece, and nothing moves; `replaced`:
+            recurrent layers were replaced, and nothing moves; `stitched`: ops were fused, and nothing else changed;
+            `run by XLA`. `... over budget`: the step was expected to fit, so nothing moves, and it took more.
         budget: the memory budget, None where no limit was asked for.
         passes: the passes that ran, in order.
         peak_before: peak memory of the unmodified graph.
@@ -117,15 +163,28 @@ class Report:
         curve_after: the same for the optimised graph: measured where it ran, else planned.
         notes: what was left unchanged and why, replans, and anything else the user should know.
         jit_compile: what became of XLA, and why; an `Xla`, or its value, empty where it played no part.
+        replaced_layers: the names of `replaced`.
+        kept_layers: (name, reason) of `not_replaced`.
         replaced: recurrent layers that now run as one kernel, a line for each.
         not_replaced: loops that stay unchanged, and why.
-        regions: ops that run as one where the step runs stitched, and would elsewhere.
+        regions: the fused ops: those that run if the step runs stitched (fused), else those that were planned.
         not_stitched: (op, why) for the ops that are in no region, in one sentence.
-        fusion: whether the step runs stitched, and why; empty where the pass did not run.
+        fusion: whether the step runs stitched, and why, in words; empty if the pass did not run.
         fusion_state: whether the step runs stitched, as data.
+        tuning: whether kernels of its regions are still timed while it runs, so that others may run later.
         function: which of a model's functions this is about: "train", "test" or "predict".
+        scope_suffix: what Keras puts behind the names of layers in names of ops; see `names.suffix_of`.
+        scopes: the scopes of the step's ops, "net/conv1"; layers are among them.
+        stalls: (tensor, nanoseconds that computation waits for it), slowest first, as planned.
+        spans: when ops and copies run, as planned: the longest ones.
+        alive_before: (tensor, bytes) in memory at the peak of the unmodified graph, largest first.
+        alive_after: the same at the plan's peak.
         others: reports of the model's other functions.
         not_enforced: lists of loops that the budget does not count: what they hold is not known before they run.
+        devices: the figures of each device, where the step runs on several. Then `budget` and the peaks are those of
+            one, the fullest or the one furthest over its budget; flows and transfers are those of all.
+        verdict: what the plan promises, and what no plan can; None where memory was not planned.
+        splits: ops that run on pieces of the batch.
     """
 
     graph: str
@@ -158,9 +217,21 @@ class Report:
     not_stitched: tuple[tuple[str, str], ...] = ()
     fusion: str = ""
     fusion_state: Fusion = Fusion.NOT_ASKED
+    tuning: bool = False
     function: str = ""
+    replaced_layers: tuple[str, ...] = ()
+    kept_layers: tuple[tuple[str, str], ...] = ()
+    scope_suffix: str = ""
+    scopes: tuple[str, ...] = ()
+    stalls: tuple[tuple[str, int], ...] = ()
+    spans: tuple[Span, ...] = ()
+    alive_before: tuple[tuple[str, int], ...] = ()
+    alive_after: tuple[tuple[str, int], ...] = ()
     others: tuple[Report, ...] = ()
     not_enforced: tuple[str, ...] = ()
+    devices: tuple[DeviceReport, ...] = ()
+    verdict: Verdict | None = None
+    splits: tuple[SplitRecord, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decision", Decision(self.decision))
@@ -169,6 +240,11 @@ class Report:
 
     def __str__(self) -> str:
         return self.to_text()
+
+    @property
+    def headline(self) -> str:
+        """One sentence: whether the step fits, its peak, what that costs, and what was changed."""
+        return headline(self)
 
     @property
     def xla_lost(self) -> bool:
@@ -181,49 +257,8 @@ class Report:
         return self.regions if self.fusion_state is Fusion.STITCHED else ()
 
     def to_text(self, rows: int = 10) -> str:
-        """A table for people: the figures, then the `rows` largest transfers, then the notes; then the others.
-
-        Without a budget no memory was planned, and there are no figures.
-        """
-        lines = [f"tfmem report: {self.function}{self.function and ': '}{self.graph} on {self.device}"]
-        if self.budget is None:
-            lines.append(f"  decision    {self.decision}")
-        else:
-            lines += self._figures()
-        if self.passes:
-            lines.append(f"  passes      {', '.join(self.passes)}")
-        if self.jit_compile:
-            lines.append(f"  XLA         {self.jit_compile}")
-        lines += [f"  replaced    {line}" for line in self.replaced]
-        lines += [f"  kept        {line}" for line in self.not_replaced]
-        if self.fusion:
-            lines.append(f"  fusion      {self.fusion}")
-        lines += [f"  stitched    {region}" for region in self.running]
-        if self.regions and not self.running:
-            ops = sum(len(step.ops) for region in self.regions for step in region.steps)
-            lines.append(f"  planned     {_many(len(self.regions), 'region')} of {_many(ops, 'op')}: none runs")
-        lines += _outside(self.not_stitched)
-        if self.transfers:
-            lines += ["", *_transfer_table(self.transfers, rows)]
-        if self.notes:
-            lines += ["", *(f"  note: {note}" for note in self.notes)]
-        return "\n\n".join(["\n".join(lines), *(other.to_text(rows) for other in self.others)])
-
-    def _figures(self) -> list[str]:
-        threshold = "" if self.size_threshold is None else f", tensors from {size(self.size_threshold)}"
-        chosen = f"{len(self.transfers)} tensors; policy {self.policy}{threshold}"
-        planned = f"{size(self.peak_before)} before, {size(self.peak_predicted)} planned"
-        return [
-            f"  decision    {self.decision} ({chosen})",
-            f"  budget      {size(self.budget)}",
-            f"  peak        {planned}, {size(self.peak_measured)} measured{_deviation(self)}",
-            *_uncounted(self),
-            *([f"              {unenforced(self)}"] if self.not_enforced else []),
-            f"  moved out   {_pair(self.bytes_out_predicted, self.bytes_out_achieved, size)}",
-            f"  moved in    {_pair(self.bytes_in_predicted, self.bytes_in_achieved, size)}",
-            f"  stall       {_pair(self.stall_predicted_ns, self.stall_measured_ns, duration)}",
-            f"  step        {_pair(self.step_predicted_ns, self.step_measured_ns, duration)}",
-        ]
+        """A page for people: the verdict, what was asked, done and not done, then details of the `rows` largest."""
+        return report_text(self, rows)
 
     def to_json(self) -> str:
         """The whole report as JSON; `from_json` reads it back to an equal report."""
@@ -256,90 +291,6 @@ def measured(report: Report, peak: int) -> Report:
     return dataclasses.replace(report, peak_measured=peak, decision=over.get(report.decision, report.decision))
 
 
-def unenforced(report: Report) -> str:
-    """The lists that the budget is not enforced for, and why."""
-    count = len(report.not_enforced)
-    lists = f"the list '{report.not_enforced[0]}'" if count == 1 else f"{count} lists ('{report.not_enforced[0]}', ...)"
-    return f"the budget is not enforced for {lists} of loops: what they hold is not known before they run"
-
-
-def size(count: int | None) -> str:
-    """Bytes in words, with the largest binary unit that leaves at least 1; `-` for None."""
-    if count is None:
-        return "-"
-    amount, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(amount) < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
-def duration(nanoseconds: int | None) -> str:
-    """Nanoseconds in words; `-` for None."""
-    if nanoseconds is None:
-        return "-"
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if abs(nanoseconds) >= scale:
-            return f"{nanoseconds / scale:.3g} {unit}"
-    return f"{nanoseconds} ns"
-
-
-def _pair(planned: int | None, achieved: int | None, words: Callable[[int | None], str]) -> str:
-    return f"{words(planned)} planned, {words(achieved)} measured"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _deviation(report: Report) -> str:
-    """How far the measured peak is from the plan, and whether it broke the budget."""
-    if report.peak_measured is None or not report.peak_predicted:
-        return ""
-    off = f" ({report.peak_measured / report.peak_predicted - 1:+.1%} vs. plan)"
-    over = report.budget is not None and report.peak_measured > report.budget
-    return off + (" OVER BUDGET" if over else "")
-
-
-def _uncounted(report: Report) -> list[str]:
-    """How much of the measured peak is planned and not measured, if that is over 1%."""
-    if report.peak_measured is None or 100 * report.peak_uncounted < report.peak_measured:
-        return []
-    small = size(report.peak_uncounted)
-    return [f"              {small} of it in small tensors, which the allocator does not count: as planned"]
-
-
-def _outside(ops: Sequence[tuple[str, str]]) -> list[str]:
-    """Lines with the number of ops that are in no region, for each of the most frequent reasons."""
-    counted = Counter(why for _, why in ops)
-    lines = [f"  not fused   {count}: {why}" for why, count in counted.most_common(MOST_REASONS)]
-    rest = len(ops) - sum(count for _, count in counted.most_common(MOST_REASONS))
-    return [*lines, f"  not fused   {rest} for other reasons; see tfmem.explain"] if rest else lines
-
-
-def _transfer_table(transfers: Sequence[TransferRecord], rows: int) -> list[str]:
-    largest = sorted(transfers, key=lambda record: -record.bytes)[:rows]
-    header = ("tensor", "size", "offload after", "release before", "prefetch before", "first use")
-    cells = [tuple(map(_shortened, row)) for row in (header, *map(_cells, largest))]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    if len(transfers) > len(largest):
-        rest = sum(record.bytes for record in transfers) - sum(record.bytes for record in largest)
-        lines.append(f"  and {len(transfers) - len(largest)} more, {size(rest)}")
-    return lines
-
-
-def _cells(record: TransferRecord) -> tuple[str, ...]:
-    tensor, nbytes, *ops = dataclasses.astuple(record)
-    return tensor, size(nbytes), *ops
-
-
-def _shortened(name: str, width: int = 40) -> str:
-    """Op names end in what tells them apart, so the front goes."""
-    return name if len(name) <= width else "..." + name[3 - width :]
-
-
 def _report(data: dict[str, Any]) -> Report:
     return Report(**{name: _restored(name, value) for name, value in data.items()})
 
@@ -348,11 +299,19 @@ def _restored(name: str, value: Any) -> Any:
     """The value of a field; JSON has lists for tuples and dicts for records."""
     if name == "others":
         return tuple(map(_report, value))
+    if name == "verdict":
+        return Verdict(**value) if value else None
+    if name == "splits":
+        return tuple(SplitRecord(**{**record, "pieces": tuple(record["pieces"])}) for record in value)
+    if name == "devices":
+        return tuple(DeviceReport(**found) for found in value)
     if name == "transfers":
         return tuple(TransferRecord(**record) for record in value)
     if name == "regions":
         return tuple(RegionRecord(region["name"], tuple(map(_step, region["steps"]))) for region in value)
-    if name.startswith("curve_") or name == "not_stitched":
+    if name == "spans":
+        return tuple(Span(**span) for span in value)
+    if name.startswith(("curve_", "alive_")) or name in ("not_stitched", "stalls", "kept_layers"):
         return tuple((op, found) for op, found in value)
     return tuple(value) if isinstance(value, list) else value
 

@@ -1,1 +1,1 @@
-"""The six passes, a folder each: `plan.py` decides, `apply.py` edits the graph as the plan says."""
+"""The seven passes, a folder each: `plan.py` decides, `apply.py` edits the graph as the plan says."""

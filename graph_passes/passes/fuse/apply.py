@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from graph_passes.analysis.dependences import waited
 from graph_passes.graph.ir import AttrValue, Code, DataType, Graph, TensorId
+from graph_passes.graph.ops import FUSION_OP
 from graph_passes.graph.rewrite import NewNode, Rewrite
 from graph_passes.passes.fuse.plan import FusionPlan, RegionPlan, place_of
-
-FUSION_OP = "TfmemFusion"
 
 
 def fusion_rewrites(plan: FusionPlan, graph: Graph) -> list[Rewrite]:
@@ -29,6 +28,8 @@ def _rewrite(region_plan: RegionPlan, graph: Graph) -> Rewrite:
         attrs["images"] = tuple(Code(program.image.code) for program in region_plan.programs)
     if region_plan.timed:
         attrs["time_products"] = True
+    if not region_plan.keeps_memory:
+        attrs["keep_memory"] = False
     before = dict.fromkeys(each for name in members for each in waited(graph, graph[name]) if each not in inside)
     new = NewNode(
         region_plan.name,

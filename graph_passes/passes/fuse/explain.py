@@ -12,24 +12,25 @@ _SHOWN = 5  # names in a sentence
 
 
 def explain(report: Report, op: str) -> str:
-    """What became of one op.
+    """Say in which region an op is, or why it is in none.
 
     Args:
-        report: of a step that was stitched, or of which no region was.
-        op: its name, or that of a tensor that it makes ("dense/MatMul:0").
+        report: the report of a step over which the fusion pass ran.
+        op: the name of the op, or of a tensor that it makes ("dense/MatMul:0").
 
     Raises:
         GraphError: the fusion pass did not run, or has planned nothing yet, or there was no such op when it did.
     """
     for each in (report, *report.others):
-        found = _explained(each, op.removeprefix("^").partition(":")[0])
+        found = explained(each, op.removeprefix("^").partition(":")[0])
         if found:
             return found
     if not report.fusion and not any(other.fusion for other in report.others):
-        raise GraphError(f"the fusion pass did not run on '{report.graph}': ask for it by passes=(..., 'fusion')")
+        raise GraphError(f"the fusion pass did not run on '{report.graph}'; ask for it by passes=(..., 'fusion')")
     known = [name for each in (report, *report.others) for name in _names(each)]
     if not known:
-        raise GraphError(f"nothing is planned of '{report.graph}' yet ({report.fusion}): ask again after more calls")
+        why = f"fusion of '{report.graph}' is not planned yet ({report.fusion})"
+        raise GraphError(f"{why}; call it more often, and ask again")
     near = get_close_matches(op, known, 3, 0.5)
     hint = f"; there are: {', '.join(near)}" if near else ""
     raise GraphError(
@@ -38,7 +39,8 @@ def explain(report: Report, op: str) -> str:
     )
 
 
-def _explained(report: Report, op: str) -> str:
+def explained(report: Report, op: str) -> str:
+    """The sentence on an op; "" if the pass says nothing of it."""
     for region in report.regions:
         for number, step in enumerate(region.steps):
             names = [name for name, _ in step.ops]

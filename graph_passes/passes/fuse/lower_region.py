@@ -10,9 +10,9 @@ from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, 
 from graph_passes.analysis.op_pattern import OpPattern, pattern_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, Use
 from graph_passes.graph.ops import IDENTITIES, passed
-from graph_passes.lower.kernel import lower_kernel, source
+from graph_passes.lower.lower_nodes import lower_kernel, source
+from graph_passes.lower.program_writer import Held, LoweringError, Value
 from graph_passes.lower.shapes import Shapes, variable_spec
-from graph_passes.lower.writer import Held, LoweringError, Value
 from graph_passes.refusals import Reason
 
 _ALONE = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT, OpPattern.CALL, OpPattern.READ, OpPattern.VIEW})

@@ -29,18 +29,18 @@ from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.text import to_text
 from graph_passes import refusals
-from graph_passes.analysis.cost.kernels import Beside, KernelDevice
-from graph_passes.analysis.device_support import Capabilities, on_a_cpu, within
+from graph_passes.analysis.cost.kernel_costs import Beside, KernelDevice
+from graph_passes.analysis.device_support import Capabilities, on_a_cpu, within, without_forward
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
+from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.graph.source import Readable
-from graph_passes.lower.kernel import lower_kernel, require_kernel
+from graph_passes.lower.lower_nodes import lower_kernel, require_kernel
+from graph_passes.lower.program_writer import LoweringError
 from graph_passes.lower.shapes import TRANSPOSES, Shapes
-from graph_passes.lower.writer import LoweringError
+from graph_passes.passes.fuse.equal_kernels import behind_sums, unequal
 from graph_passes.passes.fuse.lower_region import Encode, Lowered, lower_region
 from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, Schedule, StepKind, partition_graph
 from graph_passes.passes.fuse.partition.score import Measure, Refuse
-from graph_passes.passes.fuse.replicas import behind_sums, unequal
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import RegionRecord, StepRecord
 
@@ -63,6 +63,8 @@ class Needs:
         timed: whether products may be timed where they run, to choose among their algorithms.
         beside: times the library's products (see `Beside`); None: none may be timed.
         mirrored: whether variables of several devices have to stay equal, so that equal kernels must update them.
+        segments: a memory budget follows: no region may hold nodes of two segments (see `segments.py`), nor reads of
+            variables, nor memory while it does not run. None: there is no budget.
     """
 
     device: KernelDevice
@@ -77,6 +79,7 @@ class Needs:
     timed: bool = False
     beside: Beside | None = None
     mirrored: bool = False
+    segments: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class RegionPlan:
         renamed: members that are fetched by name.
         programs: of its kernels, where the device needs them.
         timed: whether its products may be timed.
+        keeps_memory: whether it may hold memory from one run to the next.
     """
 
     name: str
@@ -102,6 +106,7 @@ class RegionPlan:
     renamed: tuple[str, ...] = ()
     programs: tuple[FusionProgram, ...] = ()
     timed: bool = False
+    keeps_memory: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,11 @@ class FusionPlan:
     regions: tuple[RegionPlan, ...] = ()
     kept: tuple[Unfused, ...] = ()
     reasons: Mapping[str, Refusal] = field(default_factory=dict)
+
+    @property
+    def unfused(self) -> set[str]:
+        """Names of the nodes of regions that stay."""
+        return {name for each in self.kept for name in each.members}
 
     def without(self, errors: Mapping[str, Exception]) -> FusionPlan:
         """This, less the regions named in `errors`, whose rewrite could not be carried out."""
@@ -185,7 +195,16 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
     known = _without_names(graph, patterns_of(graph), {*keep, *(needs.roots or ())})
     known = within(needs.capabilities, graph, known, keep) if needs.capabilities else on_a_cpu(graph, known)
     shapes = Shapes(graph)
+    plan = _plan_of(graph, known, needs, keep, shapes)
+    while needs.capabilities and (lost := without_forward(graph, known, plan.reasons.keys() | plan.unfused)):
+        known |= lost
+        plan = _plan_of(graph, known, needs, keep, shapes)
+    return plan, graph
 
+
+def _plan_of(
+    graph: Graph, known: Mapping[str, NodePattern], needs: Needs, keep: Collection[str], shapes: Shapes
+) -> FusionPlan:
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
     apart = behind_sums(graph, known) if needs.mirrored else set()
     regions: list[Schedule] = []
@@ -198,6 +217,7 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
             kinds=needs.kinds,
             default=needs.home,
             apart=apart,
+            segments=needs.segments or {},
             fed=needs.fed,
             fetched=fetched,
             refuse=refusal(graph, keep, shapes),
@@ -207,7 +227,7 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
         reasons |= {name: why for name, why in plan.reasons.items() if name in names}
     plan = Partition(tuple(regions), reasons)
     found = _planned(graph, plan, needs, keep, fetched, shapes)
-    return (_alike(graph, found, apart) if needs.mirrored else found), graph
+    return _alike(graph, found, apart) if needs.mirrored else found
 
 
 def _alike(graph: Graph, plan: FusionPlan, behind: AbstractSet[str]) -> FusionPlan:
@@ -301,7 +321,8 @@ def _planned(
         else:
             renamed = tuple(member for member in region.members if member in keep)
             record = _record(name, region, graph)
-            regions.append(RegionPlan(name, region, lowered, text, record, renamed, programs, needs.timed))
+            keeps = needs.segments is None
+            regions.append(RegionPlan(name, region, lowered, text, record, renamed, programs, needs.timed, keeps))
     return FusionPlan(tuple(regions), tuple(kept), plan.reasons)
 
 

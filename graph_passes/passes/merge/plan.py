@@ -25,13 +25,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from custom_ops.jit.cublas import SIZES, MatrixProduct
-from graph_passes.analysis.cost.kernels import Beside, KernelDevice, Small
+from graph_passes.analysis.cost.kernel_costs import Beside, KernelDevice, Small
 from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern, patterns_of
 from graph_passes.graph.flatten import WIDE
+from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.ops import viewed
 from graph_passes.graph.order import topological
-from graph_passes.graph.source import Readable
 from graph_passes.refusals import Reason, Refusal
 
 LEAST = 0.02  # of the products' time: what merging has to save, more than times scatter

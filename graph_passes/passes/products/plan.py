@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
-from graph_passes.analysis.cost.device import ProductSizes
+from graph_passes.analysis.cost.device_costs import ProductSizes
+from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
-from graph_passes.graph.source import Readable
 from graph_passes.refusals import Reason, Refusal
 
 BIAS = ("BiasAdd",)  # what a product may have fused
@@ -62,8 +62,8 @@ class ProductPlan:
         """The line for the report; "" if there is nothing to say."""
         which = ", ".join(self.names)
         if self.reason:
-            return f"in TensorFlow's float32: {which} ({self.reason})"
-        return f"on tensor cores, as accurate as float32: {which}" if which else ""
+            return f"matmuls in TensorFlow's float32: {which} ({self.reason})"
+        return f"matmuls on tensor cores, as accurate as float32: {which}" if which else ""
 
 
 def plan_products(source: Readable, needs: Needs) -> tuple[ProductPlan, Graph]:

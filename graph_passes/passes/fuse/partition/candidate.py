@@ -12,6 +12,7 @@ from graph_passes.analysis.dependences import Dependences, read_by, waited
 from graph_passes.analysis.op_pattern import REDUCTIONS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
+from graph_passes.lower.rules import RULES
 
 UNKNOWN = 64  # stands for a size that is known only when the region runs
 
@@ -32,7 +33,8 @@ class RegionCandidate:
         kinds: of the nodes.
         fusible: which memory-intensive nodes can be in a kernel.
         net: what waits for what; an update of a variable waits for the readers of its old value, where it can.
-        incompatible: pairs that cannot be in one kernel: the earlier node writes a variable that the later one uses.
+        incompatible: pairs that cannot be in one kernel: the earlier node writes a variable that the later one uses,
+            or makes a seed that the later one draws with.
         uses: for each node the memory that it reads.
         defs: for each node the memory that it writes.
         nbytes: of each piece of memory.
@@ -218,11 +220,16 @@ def _reaches(after: Sequence[Sequence[int]], first: int, last: int) -> bool:
 def _incompatible(
     graph: Graph, op_patterns: Mapping[str, NodePattern], names: Sequence[str]
 ) -> frozenset[tuple[int, int]]:
-    """From each op that writes a variable to those that use it next, up to the next one that writes it."""
+    """From each op that writes a variable to those that use it next, up to the next one that writes it; and from what
+    makes a seed to random ops that draw with it."""
     writer: dict[TensorId, int] = {}
     found: set[tuple[int, int]] = set()
+    place = {name: number for number, name in enumerate(names)}
     for number, name in enumerate(names):
         op_pattern, node = op_patterns[name], graph[name]
+        if node.op in RULES and RULES[node.op].states:
+            seeds = (node.inputs[index].node for index in op_pattern.operands)
+            found |= {(place[seed], number) for seed in seeds if place.get(seed, number) < number}
         if not op_pattern.reads and not op_pattern.writes:
             continue
         handles = [passed(graph, node.inputs[index]) for index in (*op_pattern.reads, *op_pattern.writes)]

@@ -120,14 +120,6 @@ class _Window:
             if other in self
         )
 
-    def is_convex(self, members: Sequence[int]) -> bool:
-        """Whether no path leaves the members and comes back."""
-        before = after = 0
-        for number in members:
-            before |= self._before[number - self.first]
-            after |= self._after[number - self.first]
-        return not before & after & ~self.mask(members)
-
 
 def _grown(scorer: Scorer, window: _Window, seed: int, most: int, whole: Mapping[int, int]) -> Iterator[Candidate]:
     """Patterns around a seed, those that save the most first, until there are enough; those within one run only grow.
@@ -188,7 +180,7 @@ def _beside(scorer: Scorer, window: _Window, pattern: Candidate, runs: Sequence[
                 yield candidate
         union = sorted({*run.members, *pattern.members})
         inside = union[0] in window and union[-1] in window
-        if inside and window.is_convex(union) and not _uses_after_write(region, union):
+        if inside and region.net.is_convex(union) and not _uses_after_write(region, union):
             candidate = scorer.candidate(union)
             if candidate:
                 yield candidate

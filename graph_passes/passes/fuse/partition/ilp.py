@@ -19,6 +19,7 @@ from typing import Any
 from custom_ops.background import go_on
 from custom_ops.ordering import DisjointSets
 from graph_passes.analysis.dependences import Dependences
+from graph_passes.analysis.linear_program import is_complete, solver
 from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.score import Candidate
 
@@ -48,7 +49,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PatternChoice:
     """What was chosen.
 
     Attributes:
@@ -93,7 +94,7 @@ class _Solution:
     complete: bool
 
 
-def choose(candidates: Sequence[Candidate], net: Dependences, limits: Limits | None = None) -> Choice:
+def choose_patterns(candidates: Sequence[Candidate], net: Dependences, limits: Limits | None = None) -> PatternChoice:
     """The disjoint candidates that save the most time and are acyclic together.
 
     Args:
@@ -114,7 +115,7 @@ class _Search:
         self._cuts: dict[tuple[int, ...], None] = {}
         self._solved: dict[_Problem, _Solution] = {}
 
-    def run(self) -> Choice:
+    def run(self) -> PatternChoice:
         every = range(len(self._candidates))
         scores = [candidate.score for candidate in self._candidates]
         greedy = self._acyclic(_greedy(_problem(self._candidates, every, ())))
@@ -131,7 +132,7 @@ class _Search:
             break
         total, first = (sum(scores[place] for place in sorted(plan)) for plan in (chosen, greedy))
         solvers = {solution.solver for solution in self._solved.values()}
-        return Choice(
+        return PatternChoice(
             chosen=tuple(sorted(chosen if total >= first else greedy)),
             score=max(total, first),
             greedy=first,
@@ -244,22 +245,18 @@ def _solved(
         program += pulp.lpSum(x[place] for place in places) <= 1
     for places in problem.cuts:
         program += pulp.lpSum(x[place] for place in places) <= len(places) - 1
-    solver = _solver(gap, nodes, seconds)
-    if solver is None:
+    found = solver(gap, nodes, seconds)
+    if found is None:
         return _Solution(greedy, "greedy", False), 1
     try:
-        solved = program.solve(solver)
-        if hasattr(program, "sol_status"):
-            complete = program.sol_status == pulp.LpSolutionOptimal
-        else:  # PuLP 4 returns a result that has the status
-            complete = solved.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
+        complete = is_complete(program, program.solve(found))
     except KeyError:  # PuLP 3.3 has no name for what HiGHS says where it met its limit of nodes; the values are there
         complete = False
     looked = max(_looked_at(program, nodes), 1)
     chosen = tuple(place for place, variable in enumerate(x) if (variable.varValue or 0.0) > 0.5)
     if not _allowed(problem, chosen) or _total(problem, chosen) < _total(problem, greedy):
         return _Solution(greedy, "greedy", complete), looked
-    return _Solution(chosen, solver.name, complete), looked
+    return _Solution(chosen, found.name, complete), looked
 
 
 def _looked_at(program: Any, most: int) -> int:
@@ -268,18 +265,6 @@ def _looked_at(program: Any, most: int) -> int:
         return int(program.solverModel.getInfo().mip_node_count)
     except AttributeError:
         return most
-
-
-def _solver(gap: float, nodes: int, seconds: float | None) -> Any:
-    """HiGHS where it is installed, else CBC, which comes with PuLP 3 and which PuLP 4 finds where it is installed; None
-    if neither runs here."""
-    import pulp
-
-    common = {"msg": False, "threads": 1, "gapRel": gap, "timeLimit": seconds}
-    if pulp.HiGHS(msg=False).available():
-        return pulp.HiGHS(**common, random_seed=0, mip_max_nodes=nodes)
-    cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)
-    return cbc(**common, maxNodes=nodes) if cbc(msg=False).available() else None
 
 
 def _allowed(problem: _Problem, chosen: Sequence[int]) -> bool:

@@ -93,16 +93,7 @@ def _together(
 
 def _reached(region: RegionCandidate, earlier: Collection[int], product: int) -> bool:
     """Whether a product waits for one of some earlier ones."""
-    return product in _behind(region, set(earlier), product + 1)
-
-
-def _behind(region: RegionCandidate, members: Collection[int], end: int) -> set[int]:
-    """What waits for one of `members`, up to a number."""
-    found: set[int] = set()
-    for number in range(min(members, default=end), end):
-        if number not in members and any(other in members or other in found for other in region.net.before[number]):
-            found.add(number)
-    return found
+    return product in region.net.behind(set(earlier), product + 1)
 
 
 def _outermost(found: Sequence[Candidate]) -> list[Candidate]:
@@ -164,13 +155,7 @@ def _is_one(region: RegionCandidate, members: set[int]) -> bool:
     """Whether nodes could be one pattern: no cycle is closed, and no variable used that another of them writes."""
     never = frozenset[int]()
     apart = any(not region.partners.get(number, never).isdisjoint(members) for number in members)
-    return not apart and _is_convex(region, members)
-
-
-def _is_convex(region: RegionCandidate, members: set[int]) -> bool:
-    """Whether no path leaves `members` and comes back."""
-    behind = _behind(region, members, max(members, default=0) + 1)
-    return not any(other in behind for number in members for other in region.net.before[number])
+    return not apart and region.net.is_convex(members)
 
 
 def _left(region: RegionCandidate, run: Candidate, members: Collection[int]) -> Iterator[list[int]]:

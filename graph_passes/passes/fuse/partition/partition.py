@@ -14,17 +14,17 @@ from enum import Enum
 from math import prod
 
 from custom_ops.background import go_on
-from graph_passes.analysis.cost.kernels import KernelDevice
+from graph_passes.analysis.cost.kernel_costs import KernelDevice
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.rules import RULES
 from graph_passes.passes.fuse.partition.candidate import candidate_of
 from graph_passes.passes.fuse.partition.explore import Exploration, exploratory
-from graph_passes.passes.fuse.partition.ilp import Choice, Limits, choose
+from graph_passes.passes.fuse.partition.ilp import Limits, PatternChoice, choose_patterns
 from graph_passes.passes.fuse.partition.mixed import mixed_patterns
 from graph_passes.passes.fuse.partition.patterns import substitution
 from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
-from graph_passes.passes.fuse.partition.regions import find_regions
+from graph_passes.passes.fuse.partition.regions import NO_SEGMENTS, find_regions
 from graph_passes.passes.fuse.partition.score import Candidate, Measure, Refuse, Scorer
 from graph_passes.passes.fuse.partition.signature import Signature, Signatures, once
 from graph_passes.refusals import Refusal
@@ -82,7 +82,7 @@ class Schedule:
     """
 
     steps: tuple[Step, ...]
-    choice: Choice
+    choice: PatternChoice
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -118,6 +118,7 @@ def partition_graph(
     generated: Callable[[str], bool] | None = None,
     default: str = "",
     apart: AbstractSet[str] = frozenset(),
+    segments: Mapping[str, int] = NO_SEGMENTS,
     fed: Collection[str] = (),
     fetched: Collection[TensorId] = (),
     refuse: Refuse | None = None,
@@ -136,6 +137,7 @@ def partition_graph(
         generated: whether a product can; None: those that are small on the device.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
         apart: names of nodes that are in no region with others; see `find_regions`.
+        segments: of nodes, by name; no region holds nodes of two of them; see `find_regions`.
         fed: names of nodes whose outputs the caller may give.
         fetched: tensors that are read outside of the graph; of a function, its results.
         refuse: see `Refuse`; None: anything can be a kernel.
@@ -158,7 +160,7 @@ def partition_graph(
     while True:
         go_on()
         gain = _gain(op_patterns, device)
-        regions, reasons = find_regions(graph, op_patterns, gain, kinds, fed, outside, default, apart)
+        regions, reasons = find_regions(graph, op_patterns, gain, kinds, fed, outside, default, apart, segments)
         candidates = [
             candidate_of(graph, op_patterns, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
             for members in regions
@@ -232,7 +234,7 @@ def schedule_region(scorer: Scorer, limits: Limits, exploration: Exploration | N
     candidates += mixed_patterns(scorer, candidates) if scorer.region.generated else []
     substituted = len(candidates)
     candidates += exploratory(scorer, candidates, exploration)
-    choice = choose(candidates, net, limits)
+    choice = choose_patterns(candidates, net, limits)
     contraction = QuotientGraph(net, [candidates[place].members for place in choice.chosen])
     order = contraction.order()
     if order is None:

@@ -113,7 +113,7 @@ def _divided(scorer: Scorer, members: list[int], roles: Mapping[int, Role], step
         yield whole
         if whole.score >= whole.ideal:
             return
-    parts = connected(region.net, members)
+    parts = scorer.loose(members) if scorer.too_long(members) else connected(region.net, members)
     if len(parts) > 1:
         yield from _packed(scorer, parts)
     for number in range(step, len(STEPS)):

@@ -12,8 +12,9 @@ Collectives that meet count as one op: a path may leave a device through one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
 
 from graph_passes.analysis.dependences import Role, dependences, runs, settled
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
@@ -22,7 +23,7 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId, texts
 from graph_passes.graph.ops import EXTERNAL, passed
 from graph_passes.graph.order import is_acyclic
-from graph_passes.passes.fuse.partition.like_order import LikeOrder
+from graph_passes.passes.fuse.partition.canonical_order import CanonicalOrder
 from graph_passes.refusals import Reason, Refusal
 
 CALLS = frozenset(
@@ -32,6 +33,8 @@ CALLS = frozenset(
 _ROLES = dict.fromkeys((OpPattern.VIEW, OpPattern.READ, OpPattern.CONSTANT), Role.FREE)
 # Behind these an op may be dead: it runs only if a condition holds that is not among its inputs.
 _BRANCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter"})
+
+NO_SEGMENTS: Mapping[str, int] = MappingProxyType({})
 
 # What running some nodes as one op saves, in seconds.
 Gain = Callable[[Sequence[str]], float]
@@ -46,6 +49,7 @@ def find_regions(
     outside: Mapping[str, Refusal] | None = None,
     default: str = "",
     apart: AbstractSet[str] = frozenset(),
+    segments: Mapping[str, int] = NO_SEGMENTS,
 ) -> tuple[list[tuple[str, ...]], Mapping[str, Refusal]]:
     """The members of each region of a graph, and why a node is in none, for all that are in none. Members are in
     topological order, and regions in an order in which they can run.
@@ -59,6 +63,8 @@ def find_regions(
         outside: names of further nodes that can be in no region, and why.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
         apart: names of nodes that are in no region with others; equal regions of them have equal orders.
+        segments: of nodes, by name: no region holds nodes of two segments. A node that is not among them is of the last
+            segment that it reads of.
 
     Raises:
         GraphError: the graph has a cycle.
@@ -72,7 +78,14 @@ def find_regions(
         raise
     together = [meeting.members for meeting in met]
     borders = _borders(graph, op_patterns, order, kinds, fed) | dict(outside or {})
-    places = [2 * place + (name in apart) for place, name in zip(_places(graph, order, default), order, strict=True)]
+    places = _numbered(
+        [
+            (place, segment, name in apart)
+            for place, segment, name in zip(
+                _places(graph, order, default), _segments(graph, order, segments), order, strict=True
+            )
+        ]
+    )
 
     def saves_memory(number: int, _later: int, _ranks: Sequence[int]) -> bool:
         return _held_longer(graph, op_patterns, order[number]) < 0
@@ -100,7 +113,7 @@ def find_regions(
         if not left and not more:
             regions = [tuple(found[key]) for key in sorted(found)]
             if apart:
-                like = LikeOrder(graph, order, net, met)
+                like = CanonicalOrder(graph, order, net, met)
                 regions = [members if apart.isdisjoint(members) else tuple(like(members)) for members in regions]
             return regions, _reasons(op_patterns, order, inside, borders)
         whole |= left | more.keys()
@@ -131,6 +144,20 @@ def _borders(
         elif not node.inputs:
             found[name] = Reason.HELD_CONSTANT()
     return found
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _segments(graph: Graph, order: Sequence[str], known: Mapping[str, int]) -> list[int]:
+    """The segment of each node."""
+    found: dict[str, int] = {}
+    for name in order:
+        before = (found.get(other, 0) for other in graph.predecessors(graph[name]))
+        found[name] = known[name] if name in known else max(before, default=0)
+    return [found[name] for name in order]
 
 
 def _places(graph: Graph, order: Sequence[str], default: str) -> list[int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from custom_ops.background import go_on
-from graph_passes.analysis.cost.kernels import KernelDevice
+from graph_passes.analysis.cost.kernel_costs import KernelDevice
 from graph_passes.analysis.dependences import connected
 from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern
 from graph_passes.passes.fuse.partition.candidate import WHOLE, RegionCandidate
@@ -36,6 +36,8 @@ class Measure:
     prepare: Callable[[Sequence[Sequence[str]]], None] = lambda patterns: None
 
 
+NUMBER = 8  # bytes of one
+OF_OP, OF_RESULT = 90, 350  # characters of a kernel's source, fitted to those of a dozen networks
 AGAIN = 0.05  # of a product's time for an op on its operands, which is computed again for each tile: an estimate
 
 # Why these nodes cannot be one kernel; None if they can.
@@ -107,7 +109,7 @@ class Scorer:
     def _scored(self, pattern: tuple[int, ...]) -> Candidate | None:
         working = [number for number in pattern if self.region.works(number)]
         products = any(number in self.region.generated for number in working)
-        if len(working) < 2 and not products:
+        if (len(working) < 2 and not products) or self.too_long(pattern):
             return None
         saved = sum(map(self._one, working)) + (len(working) - 1) * self.device.launch
         moved, least, passes = self._moved(pattern)
@@ -133,6 +135,27 @@ class Scorer:
                 seconds, saved = known[0], sum(known[1:])
                 ideal = saved - seconds
         return Candidate(pattern, saved - seconds, seconds, ideal) if saved > seconds else None
+
+    def too_long(self, pattern: Sequence[int]) -> bool:
+        """Whether a kernel's source would be longer than it should be, and its parts could be several kernels."""
+        most, working = self.device.source, [number for number in pattern if self.region.works(number)]
+        if not most or len(working) * (OF_OP + OF_RESULT) <= most:
+            return False
+        within = set(pattern)
+        results = sum(self._leaves(memory, within) for number in working for memory in self.region.defs[number])
+        long = len(working) * OF_OP + results * OF_RESULT > most
+        return long and len(self.loose(pattern)) > 1
+
+    def loose(self, members: Sequence[int]) -> list[list[int]]:
+        """The parts of a pattern between which nothing passes but numbers that are computed first, such as an
+        optimizer's learning rate; these numbers come first."""
+        region, within, first = self.region, set(members), set[int]()
+        for number in members:
+            small = all(region.nbytes[memory] <= NUMBER for memory in (*region.uses[number], *region.defs[number]))
+            if small and all(p in first for p in region.net.before[number] if p in within):
+                first.add(number)
+        others = [number for number in members if number not in first]
+        return [*([sorted(first)] if first else []), *connected(region.net, others)]
 
     def _unlike(self, members: Sequence[int], moved: float) -> float:
         """What parts with no dependences among them lose in a kernel of several passes: each waits for the slowest in

@@ -54,7 +54,7 @@ def unequal(graph: Graph, regions: Mapping[str, tuple[Sequence[str], Region]]) -
         regions: of what `behind_sums` gave: the members of each, and what it computes.
     """
     counts: dict[str, Counter[str]] = {lane: Counter() for lane in _lanes(graph)}
-    kernels = {name: _kernel(region) for name, (_, region) in regions.items()}
+    kernels = {name: kernel_text(region) for name, (_, region) in regions.items()}
     lost = set()
     for name, (members, _) in regions.items():
         lane = next((graph[member].device for member in members if graph[member].device), "")
@@ -77,7 +77,7 @@ def _may_write(graph: Graph, known: Mapping[str, NodePattern], node: Node) -> bo
     return takes and known[node.name].pattern is not OpPattern.READ and not is_collective(node)
 
 
-def _kernel(region: Region) -> str:
+def kernel_text(region: Region) -> str:
     """The region's text without the names of what it stands for."""
     steps = (replace(step, members=()) if isinstance(step, Kernel | Call) else step for step in region.steps)
     return to_text(replace(region, steps=tuple(steps)))

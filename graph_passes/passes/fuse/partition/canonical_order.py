@@ -17,7 +17,7 @@ from graph_passes.analysis.peers import Meeting
 from graph_passes.graph.ir import Graph
 
 
-class LikeOrder:
+class CanonicalOrder:
     """Orders regions of a graph."""
 
     def __init__(self, graph: Graph, order: Sequence[str], net: Dependences, met: Sequence[Meeting]) -> None:

@@ -221,7 +221,7 @@ def _definition(before: FunctionDef, body: Captured, library: Mapping[str, Funct
         waits = [text for text in node.input if text.startswith("^") and op_name(text) not in arguments]
         inside.input[:] = [*(tensor(text) for text in node.input if not text.startswith("^")), *waits]
     if len(body.fetches) != len(before.signature.output_arg):
-        raise GraphError(f"function '{before.signature.name}' lost a result")
+        raise GraphError(f"internal error in tfmem: '{before.signature.name}' lost a result; please report this")
     for output, fetch in zip(before.signature.output_arg, body.fetches, strict=True):
         result.ret[output.name] = tensor(fetch)
     del result.signature.control_output[:]

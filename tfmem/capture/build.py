@@ -28,7 +28,7 @@ from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import EXTERNAL
 from graph_passes.graph.serde import IMPORT_ERRORS
 from tfmem.capture.captured import Captured, every_node, free_name, functions_in, op_name
-from tfmem.capture.shapes import Shapes, refined, with_shapes
+from tfmem.capture.set_shapes import Shapes, refined, with_shapes
 
 _EXAMPLE = 240  # a size that many others divide, and larger than most windows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue, NameAttrList
@@ -42,6 +42,7 @@ HARMLESS = frozenset(
     {
         "ReadVariableOp",
         "VarHandleOp",
+        "Empty",
         "RandomUniform",
         "RandomUniformInt",
         "RandomStandardNormal",
@@ -161,6 +162,20 @@ def every_node(graph_def: GraphDef) -> Iterator[NodeDef]:
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
+
+
+def with_whole_names(captured: Captured) -> Captured:
+    """`captured` with one name for each device: "/device:CPU:0" becomes that of other ops, with job and task."""
+    names = {node.device for node in every_node(captured.graph_def)} - {""}
+    whole = {short: [name for name in names if name != short and name.endswith(short)] for short in names}
+    renamed = {short: found[0] for short, found in whole.items() if len(found) == 1}
+    if not renamed:
+        return captured
+    graph_def = GraphDef()
+    graph_def.CopyFrom(captured.graph_def)
+    for node in every_node(graph_def):
+        node.device = renamed.get(node.device, node.device)
+    return replace(captured, graph_def=graph_def)
 
 
 def functions_in(value: AttrValue) -> Sequence[NameAttrList]:

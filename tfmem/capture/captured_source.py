@@ -10,10 +10,10 @@ import tensorflow as tf
 from custom_ops.background import go_on
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
+from graph_passes.graph.graph_source import Source
 from graph_passes.graph.ir import Graph
 from graph_passes.graph.ops import LOOPS
 from graph_passes.graph.rewrite import Rewrite, applied
-from graph_passes.graph.source import Source
 from tfmem.capture.body_source import Body, bodies, with_function
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, op_name, unique
@@ -22,8 +22,9 @@ from tfmem.capture.inline import inline_captured
 
 
 class CapturedSource:
-    """A `graph_passes.graph.source.Source`. Each version of the graph is read once, and TensorFlow infers its shapes
-    once: the import that checks an edited graph infers those of the next version.
+    """A `graph_passes.graph.graph_source.Source`. Each version of the graph is read once.
+
+    TensorFlow infers its shapes once: the import that checks an edited graph infers those of the next version.
 
     Attributes:
         captured: as the passes left it.
@@ -146,7 +147,7 @@ class _BodySource(CapturedSource):
     def follow(self, other: Source) -> Mapping[str, str]:
         """See `Source`."""
         if not isinstance(other, _BodySource) or other.structure is None or other.structure != self.structure:
-            raise GraphError("these are different graphs")
+            raise GraphError("internal error in tfmem: these functions differ; please report this")
         if other.captured is not other._given:
             self.captured = followed(self._given, other._given, other.captured)
             self._owner.captured = with_function(self._owner.captured, self._name, self.captured)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -29,7 +29,7 @@ from graph_passes.errors import GraphError
 from tfmem.capture.build import annotate_handles, build_graph, own_library
 from tfmem.capture.captured import Captured, op_name, side_effects, unique
 from tfmem.capture.grappler import NO_GRAPPLER, options_without_grappler, without_grappler
-from tfmem.capture.shapes import traced_graphs
+from tfmem.capture.set_shapes import traced_graphs
 
 __all__ = [
     "ConcreteFunction",
@@ -42,7 +42,7 @@ __all__ = [
     "is_distributed",
     "is_recorded",
     "restore_concrete",
-    "with_xla",
+    "strategies_of",
 ]
 
 _WITH_HANDLES = (tf.resource, tf.variant)  # what they refer to counts, too
@@ -141,7 +141,7 @@ def gradient_order(cf: ConcreteFunction, tensors: Sequence[tf.Tensor]) -> int:
 def flat_arguments(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tf.Tensor]:
     """The tensors that a call hands over, without what the function captured; itself where `args` are those.
 
-    A trace takes a value for each of its parameters: see `tfmem.capture.arguments.with_defaults`.
+    A trace takes a value for each of its parameters: see `tfmem.capture.call_arguments.with_defaults`.
     """
     count = len(cf.inputs) - len(cf._captured_inputs)  # `captured_inputs` would make some of them again
     if not kwargs and len(args) == count and all(isinstance(arg, tf.Tensor) for arg in args):
@@ -151,8 +151,14 @@ def flat_arguments(cf: ConcreteFunction, args: tuple[Any, ...], kwargs: Mapping[
 
 def is_distributed(cf: ConcreteFunction) -> bool:
     """Whether it was traced under a distribution strategy, or uses variables of one."""
-    strategies = [getattr(variable, "_distribute_strategy", None) for variable in cf.graph.variables]
-    return bool(cf.graph._distribution_strategy_stack) or any(each is not None for each in strategies)
+    return bool(strategies_of(cf))
+
+
+def strategies_of(cf: ConcreteFunction) -> list[Any]:
+    """The distribution strategies under which it was traced, and those of its variables; each perhaps several times."""
+    under = [mode.strategy for mode in cf.graph._distribution_strategy_stack]
+    of_variables = [getattr(variable, "_distribute_strategy", None) for variable in cf.graph.variables]
+    return [each for each in (*under, *of_variables) if each is not None]
 
 
 def is_for_xla() -> bool:
@@ -179,25 +185,6 @@ def asks_for_xla(cf: ConcreteFunction) -> bool:
     return bool(cf._attrs.get("_XlaMustCompile"))
 
 
-def with_xla(cf: ConcreteFunction) -> Callable[[list[tf.Tensor]], Any]:
-    """Runs `cf` on its arguments and what it captured, in this order, by XLA, which compiles it in the first call."""
-    captured = len(cf._captured_inputs)
-
-    def call(*tensors: tf.Tensor) -> Any:
-        count = len(tensors) - captured
-        return cf._call_flat(list(tensors[:count]), list(tensors[count:]))
-
-    function = tf.function(call, jit_compile=True, autograph=False)
-    traced: list[ConcreteFunction] = []
-
-    def run(tensors: list[tf.Tensor]) -> Any:
-        if not traced:  # to call `function` takes longer than a small graph runs
-            traced.append(function.get_concrete_function(*tensors))
-        return traced[0]._call_flat(tensors, [])
-
-    return run
-
-
 class RestoredFunction(ConcreteFunction):
     """A `ConcreteFunction` whose graph is final: TensorFlow runs it without rewriting it again.
 
@@ -207,6 +194,9 @@ class RestoredFunction(ConcreteFunction):
     """
 
     original: ConcreteFunction
+
+    # What the runtime reads of the function, besides the attributes of the trace.
+    attributes: ClassVar[Mapping[str, Any]] = {}
 
     # A function keeps weak references to the variables it uses; these keep them alive with the
     # rewritten one.
@@ -300,6 +290,7 @@ def restore_concrete(
     captured: Captured,
     graph_def: GraphDef,
     feed_shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+    kind: type[RestoredFunction] = RestoredFunction,
 ) -> RestoredFunction:
     """A function that computes `graph_def` and is called as `cf` is.
 
@@ -308,6 +299,7 @@ def restore_concrete(
         captured: names the feeds, fetches and control fetches in `graph_def`.
         graph_def: the graph to run. Names of its nodes survive.
         feed_shapes: static shapes of feeds ("x:0"), where tighter than those of `cf`.
+        kind: what it becomes; its attributes are those of the function.
 
     Returns:
         A function with the structured inputs and outputs, the captures and the variables of `cf`.
@@ -323,9 +315,10 @@ def restore_concrete(
     attributes = {**dict(cf._attrs), **NO_GRAPPLER}
     for mark in ("_XlaMustCompile", "forward_function_name", "backward_function_name"):
         attributes.pop(mark, None)
+    attributes.update(kind.attributes)
     name = concrete_function._inference_name(graph.name)
     atomic = atomic_function.from_func_graph(name, graph, attributes, cf.function_type)
-    restored = RestoredFunction(atomic)
+    restored = kind(atomic)
     restored.original = cf
     restored._delayed_rewrite_functions = _Gradient(atomic, cf)
     restored._arg_keywords = cf._arg_keywords

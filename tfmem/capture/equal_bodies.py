@@ -55,7 +55,7 @@ def followed(given: Captured, other: Captured, edited: Captured) -> Captured:
     taken = set(names.values())
     for node in edited.graph_def.node:
         if node.name not in names and node.name in taken:
-            raise GraphError(f"'{node.name}' is the name of another node here")
+            raise GraphError(f"internal error in tfmem: the name '{node.name}' is taken; please report this")
     graph_def = GraphDef(versions=given.graph_def.versions)
     graph_def.library.CopyFrom(given.graph_def.library)
     known = {function.signature.name for function in [*graph_def.library.function, *other.graph_def.library.function]}

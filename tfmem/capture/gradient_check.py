@@ -1,7 +1,8 @@
 """Whether a gradient loop computes the derivative of its forward loop: one step of both, run on random numbers.
 
 The gradient that takes a loop's place is the derivative of its step. The graph may hold another gradient: a custom
-gradient, of which only the result is left, or one that a user's program edited. So tfmem builds a scratch `tf.Graph`
+gradient, of which only the result is left (`tf.custom_gradient`, `tf.stop_gradient`), or one that a user's program
+edited. So tfmem builds a scratch `tf.Graph`
 of one step of the forward loop, TensorFlow's gradient of it, and one step of the gradient loop, which pops what the
 forward step pushed. It runs all three on the CPU. tfmem takes two gradients for equal if they agree on random numbers
 of several magnitudes; those tell a clipped gradient from a plain one.
@@ -19,17 +20,26 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from graph_passes.graph.ir import Function, Graph, TensorId, TensorSpec
-from graph_passes.graph.ops import passed
+from graph_passes.graph.ops import IDENTITIES, LOOPS, passed
 from graph_passes.graph.serde import encode
-from graph_passes.passes.recurrent.train.loop_pairs import Pair
+from graph_passes.passes.recurrent.train.loop_pairs import Pair, element_dtype, has_own_gradient
 from graph_passes.refusals import Reason, Refusal
 
 ROWS = 3  # what an unknown dimension is, and a number that was computed from one
 SCALES = {"float16": (1.0, 1e-1, 30.0), "bfloat16": (1.0, 1e-3, 1e4)}  # of the gradients that a step is given
 FULL = (1.0, 1e-3, 1e4)
+LARGE_VALUES = (1.0, 1.0)  # two more draws, whose other numbers are LARGE times as large: some custom gradients clip
+LARGE = 8.0
 TOLERANCES = {"float16": 3e-2, "bfloat16": 1e-1, "float64": 1e-7}
 FLOAT32 = 1e-4  # of the largest number of a tensor: one step, mostly by the same kernels
-_HARMLESS = ("ReadVariableOp", "Random", "Stateless", "TruncatedNormal", "ParameterizedTruncatedNormal")
+_HARMLESS = (
+    "ReadVariableOp",
+    "ResourceGather",
+    "Random",
+    "Stateless",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+)
 ERRORS = (ValueError, TypeError, LookupError, tf.errors.OpError)
 
 Dims = tuple[int | None, ...] | None
@@ -44,6 +54,8 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> Refusal | None:
     """
     for name in (pair.forward, pair.backward):
         for node in graph.functions[name, "body"].graph:
+            if node.op in LOOPS:
+                return Reason.CHECK_LOOP.of(node)
             if node.stateful and not node.op.startswith(_HARMLESS):
                 return Reason.CHECK_EFFECTS.of(node)
     error: Exception | None = None
@@ -57,10 +69,19 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> Refusal | None:
         if different is None:
             return Reason.CHECK_FINITE()
         if different:
-            what = ", ".join(f"'{graph[pair.forward].inputs[place]}'" for place in different)
-            return Reason.CHECK_DIFFERS(what=what)
+            return _difference(graph.functions[pair.forward, "body"], different)
         return None
     return Reason.CHECK_FAILED(detail=str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _difference(steps: Function, different: Sequence[int]) -> Refusal:
+    """What the report says: the op with a custom gradient, or the variables whose gradients are others."""
+    own = next((node for node in steps.graph if "_gradient_op_type" in node.attrs), None)
+    if own is not None:
+        return Reason.CUSTOM_GRADIENT.of(own)
+    makers = [passed(steps.graph, steps.results[place]).node for place in different]
+    made = [name for name in makers if name not in steps.arguments]
+    return Reason.CHECK_DIFFERS(what=", ".join(f"'{name}'" for name in made) or "a weight")
 
 
 def _sizes(graph: Graph, forward: str) -> list[int]:
@@ -89,7 +110,7 @@ class _Step:
         with self.scratch.as_default(), tf.device("/device:CPU:0"):
             places = sorted(self.pair.variables.items())
             arguments = [self.argument(place) for place in range(len(self.ahead.inputs))]
-            results = imported(self.scratch, "step", self.steps, arguments)
+            results = imported(self.scratch, "step", self.steps, arguments, without_own_gradients=True)
             given = {place: self.gradient(variable, arguments[variable]) for place, variable in places}
             read = [self.read(place, given, arguments, results) for place in range(len(self.back.inputs))]
             found = imported(self.scratch, "walk", self.walks, read)
@@ -108,7 +129,9 @@ class _Step:
         different: set[int] = set()
         checked: set[int] = set()
         names = {wanted.dtype.name for _, wanted in compared}
-        scales = next((SCALES[name] for name in sorted(names) if name in SCALES), FULL)
+        scales: tuple[float, ...] = next((SCALES[name] for name in sorted(names) if name in SCALES), FULL)
+        if any(map(has_own_gradient, self.steps.graph)):
+            scales = (*scales, *LARGE_VALUES)
         with tf.compat.v1.Session(graph=self.scratch, config=on_the_host()) as session:
             for draw, scale in enumerate(scales):
                 feeds = self.draw(draw, scale)
@@ -138,6 +161,8 @@ class _Step:
             else:
                 value = dice.normal(size=shape)
                 value = value * scale if is_gradient else value / np.sqrt(shape[0] if len(shape) > 1 else 1)
+                if not is_gradient and draw >= len(FULL):
+                    value = value * LARGE
                 if not is_gradient and draw == 1:
                     value = np.abs(value) + 0.01  # where a root or a logarithm is finite
                 if index in self.totals and draw == 0:
@@ -207,7 +232,7 @@ class _Step:
         if made.op == "TensorListFromTensor":
             spec = self.graph.specs[made.inputs[0]]
             if spec.shape:
-                return spec.dtype, spec.shape
+                return spec.dtype, (self.items_of(spec.shape[0]), *spec.shape[1:])
         body = self.steps.graph
         for node in body:
             reads = node.inputs and passed(body, node.inputs[0]) == TensorId(self.steps.arguments[place])
@@ -216,8 +241,17 @@ class _Step:
                 spec = body.specs[item if item.node else node.inputs[2]]
                 length = self.graph.constants.get(made.inputs[1].node) if made.op == "TensorListReserve" else None
                 if spec.shape is not None:
-                    return spec.dtype, (None if length is None else int(length), *spec.shape)
+                    return spec.dtype, (self.items_of(None if length is None else int(length)), *spec.shape)
+        users = (node for node in body if node.op not in IDENTITIES)
+        if not any(
+            passed(body, tensor).node == self.steps.arguments[place] for node in users for tensor in node.inputs
+        ):
+            return element_dtype(made) or "float32", (1,)  # a list that no step reads or writes
         raise ValueError(f"the items of the list '{self.ahead.inputs[place]}' have no known shape")
+
+    def items_of(self, length: int | None) -> int:
+        """The number of items of a list; where it is unknown, there is one at the index `rows`, too."""
+        return self.rows + 1 if length is None else length
 
     def gradient(self, variable: int, argument: Any) -> Any:
         """The gradient of a variable of the forward loop after the step."""
@@ -260,11 +294,13 @@ class _Step:
             return tensor
         dtype, dims = self.items(variable)
         shape = [self.rows if dim is None else dim for dim in dims[1:]]
-        return tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=shape, element_dtype=dtype)
+        sizes = tf.constant(shape, tf.int32)
+        return tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=sizes, element_dtype=dtype)
 
 
 def _listed(tensor: Any) -> Any:
-    return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=tensor.shape[1:].as_list())
+    shape = tf.constant(tensor.shape[1:].as_list(), tf.int32)
+    return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=shape)
 
 
 def _merged(dims: Dims, other: TensorSpec | None) -> Dims:
@@ -281,22 +317,36 @@ def on_the_host() -> Any:
     return tf.compat.v1.ConfigProto(device_count={"GPU": 0}, graph_options=options)
 
 
-def imported(scratch: Any, prefix: str, function: Function, arguments: Sequence[Any]) -> list[Any]:
-    """The body of a function, imported: its results."""
+def imported(
+    scratch: Any, prefix: str, function: Function, arguments: Sequence[Any], without_own_gradients: bool = False
+) -> list[Any]:
+    """The body of a function, imported: its results.
+
+    Args:
+        scratch: the graph.
+        prefix: of the names.
+        function: what is imported.
+        arguments: of the function.
+        without_own_gradients: whether TensorFlow is to differentiate ops with custom gradients as if they had none, but
+            for those of `tf.stop_gradient`, which a cell has, too.
+    """
     graph_def = graph_pb2.GraphDef(versions=scratch.graph_def_versions)
     names = {node.name: f"node_{place}" for place, node in enumerate(function.graph)}
     own = set(function.arguments)
+    seen_through = {node.name for node in function.graph if node.op == "PreventGradient"} | _around(function)
 
     def text(tensor: TensorId) -> str:
         return f"{names[tensor.node]}:{tensor.index}"
 
     for node in function.graph:
         if node.name not in own:
-            node_def = node_def_pb2.NodeDef(name=names[node.name], op=node.op)
+            op = "Identity" if without_own_gradients and node.name in seen_through else node.op
+            hidden = ("_class", "_output_shapes", *(("_gradient_op_type",) if without_own_gradients else ()))
+            node_def = node_def_pb2.NodeDef(name=names[node.name], op=op)
             node_def.input.extend(text(tensor) for tensor in node.inputs)
             node_def.input.extend(f"^{names[name]}" for name in node.control if name not in own)
             for key, value in node.attrs.items():
-                if key not in ("_class", "_output_shapes"):
+                if key not in hidden and not (op != node.op and key == "message"):
                     node_def.attr[key].CopyFrom(encode(value))
             graph_def.node.append(node_def)
     read = {tensor.node for node in function.graph for tensor in node.inputs}
@@ -313,3 +363,15 @@ def imported(scratch: Any, prefix: str, function: Function, arguments: Sequence[
         else scratch.get_tensor_by_name(f"{prefix}/{text(result)}")
         for result in function.results
     ]
+
+
+def _around(function: Function) -> set[str]:
+    """The `StopGradient`s between a result and an argument that it is a copy of: the variable counts as constant."""
+    found: set[str] = set()
+    for result in function.results:
+        stops, tensor = set[str](), result
+        while (node := function.graph[tensor.node]).op in IDENTITIES and node.inputs:
+            stops |= {node.name} if node.op == "StopGradient" else set()
+            tensor = node.inputs[tensor.index]
+        found |= stops if tensor.node in function.arguments else set()
+    return found

@@ -43,7 +43,12 @@ _STATEFUL_CONTROL_FLOW = frozenset({"While", "If", "Case"})
 
 
 def run_grappler(
-    captured: Captured, *, device: str | None = None, nested: bool = False, keep_layout: bool = False
+    captured: Captured,
+    *,
+    device: str | None = None,
+    nested: bool = False,
+    keep_layout: bool = False,
+    portable: bool = False,
 ) -> Captured:
     """Inline calls and run Grappler's default optimizers, as the user's context configures them,
     memory's turned off.
@@ -54,6 +59,7 @@ def run_grappler(
             layouts and fused ops. None: the GPU if the process sees one.
         nested: keep loops and conditions within bodies as single ops, too, for passes that edit bodies.
         keep_layout: leave convolutions in the layout that the program gave them.
+        portable: make no op and no layout that another kind of device lacks.
 
     Returns:
         The optimised graph. Feeds, fetches and control fetches keep their names; `creation_order`
@@ -68,9 +74,11 @@ def run_grappler(
     config = ConfigProto()
     config.CopyFrom(context.context().config)
     go_on()
-    if not config.graph_options.rewrite_options.disable_meta_optimizer:
+    if keep and not config.graph_options.rewrite_options.disable_meta_optimizer:  # it refuses a graph without fetches
         inlined = without_unread(inlined)
-        if keep_layout:
+        if portable:
+            config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
+        if keep_layout or portable:
             config.graph_options.rewrite_options.layout_optimizer = rewriter_config_pb2.RewriterConfig.OFF
         optimized = _optimize(config, inlined.graph_def, captured, keep, device, nested)
         inlined = replace(inlined, graph_def=optimized)
@@ -78,13 +86,15 @@ def run_grappler(
 
 
 def session_config(base: ConfigProto | None = None) -> ConfigProto:
-    """A config for sessions that run a rewritten `tf.Graph`: `base` with the rewrites off that undo
-    or misread it.
+    """A config for sessions that run a `tf.Graph` that tfmem has edited.
 
-    A session's Grappler cannot be run before the edit, as it is for functions, so it stays on where
-    it does no harm. Off are: memory optimization (it would move and recompute on its own), layout
-    (it wraps unknown ops in transposes) and dependency, loop and scoped-allocator optimization
-    (they drop or reroute the control edges that hold the order).
+    TensorFlow's graph optimizer (Grappler) runs in the session, after the edit, so the config turns off what would undo
+    the edit: memory optimization, which would move and recompute tensors itself; layout optimization, which wraps
+    unknown ops in transposes; and dependency, loop and scoped-allocator optimization, which drop or reroute the control
+    edges that hold the order.
+
+    Args:
+        base: a config to start from; None for TensorFlow's defaults. It is not changed.
     """
     config = ConfigProto()
     if base is not None:

@@ -91,6 +91,11 @@ def keras_function(model: Any, name: str) -> KerasFunction:
     return KerasFunction(name, own, own if hasattr(own, "get_concrete_function") else None, step, None)
 
 
+def may_compile(model: Any) -> bool:
+    """Whether the user allows XLA: not with `jit_compile=False`, which "auto" becomes where XLA cannot run a layer."""
+    return getattr(model, "jit_compile", None) is not False
+
+
 def install(model: Any, name: str, function: Callable[[Any], Any]) -> None:
     """Let `function` run in place of Keras's; it is called with an iterator, for "predict" of Keras 3 with a list."""
     setattr(model, f"{name}_function", function)

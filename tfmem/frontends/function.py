@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
-from tfmem.capture.arguments import open_shapes, shapes_key, with_defaults
+from tfmem.capture.call_arguments import open_shapes, shapes_key, with_defaults
 from tfmem.capture.concrete_function import call_key, call_traced, flat_arguments, is_for_xla
-from tfmem.capture.replicas import merges_told
+from tfmem.capture.strategies import merges_told, on_mesh
 from tfmem.runtime.engine import Engine
 from tfmem.steps.known_profiles import BatchProfiles
 from tfmem.steps.managed_step import ManagedStep
@@ -33,19 +33,21 @@ class OptimizedFunction:
     estimates, and not observed; from within one that XLA compiles, what it was made of is called.
     """
 
-    def __init__(self, function: Any, engine: Engine, compiled: Any = None) -> None:
+    def __init__(self, function: Any, engine: Engine, compiled: Any = None, may_compile: bool = True) -> None:
         """Wrap `function`.
 
         Args:
             function: a `tf.function`.
             engine: budget, device and options.
             compiled: the same function with XLA; runs in place of a trace that needs no moves. Without, the trace does.
+            may_compile: whether the user allows XLA; `jit_compile=False` of the function itself does not.
         """
         self.__signature__ = inspect.signature(function.python_function)  # else it has none: see `__get__`
         self._function = function
         self._compiled = compiled
         self._engine = engine
-        self._jit_compile = compiled is not None or bool(getattr(function, "_jit_compile", False))
+        asked: bool | None = getattr(function, "_jit_compile", None)
+        self._jit_compile = True if compiled is not None else asked if may_compile else False
         self._lock = threading.Lock()
         # Batches of all sizes go on with the random numbers of their trace.
         self._draws: dict[Any, Draws] = {}
@@ -74,7 +76,9 @@ class OptimizedFunction:
             return self
         if instance not in self._methods:
             compiled = None if self._compiled is None else self._compiled.__get__(instance, owner)
-            self._methods[instance] = OptimizedFunction(self._function.__get__(instance, owner), self._engine, compiled)
+            self._methods[instance] = OptimizedFunction(
+                self._function.__get__(instance, owner), self._engine, compiled, self._jit_compile is not False
+            )
         return self._methods[instance]
 
     def call_as(self, traced: Any, *args: Any) -> Any:
@@ -89,7 +93,7 @@ class OptimizedFunction:
         key = shapes_key(args)
         known = None if key is None else self._known.get((id(traced), key))
         if known is None:
-            shapes = {} if self._engine.budget is None else open_shapes(traced, args)
+            shapes = {} if self._engine.settings.budget is None else open_shapes(traced, args)
             known = traced, self._step(traced, self._steps, self._engine, shapes)
             if key is not None:
                 self._remember((id(traced), key), known)
@@ -116,9 +120,9 @@ class OptimizedFunction:
         """
         concrete = self.trace(*args, **kwargs)
         called = self._steps.get(concrete, {}).get(())
-        if called is not None and called.settled:
+        if called is not None and called.decided:
             return called.function
-        return self._step(concrete, self._unobserved, self._engine.unobserved()).function
+        return self._step(concrete, self._unobserved, self._engine.under(self._engine.settings.unobserved())).function
 
     @property
     def python_function(self) -> Any:
@@ -151,8 +155,8 @@ class OptimizedFunction:
         all_args, all_kwargs = with_defaults(self._function, args, kwargs)
         concrete = self.trace(*all_args, **all_kwargs)
         sizes = self._sizes(concrete, all_args, all_kwargs)
-        step = self._step(concrete, self._steps, self._engine, sizes)
         tensors = flat_arguments(concrete, all_args, all_kwargs)
+        step = self._step(concrete, self._steps, self._engine, sizes, on_mesh(tensors))
         if key is not None and len(tensors) == len(args):  # else a default is a tensor
             self._remember(key, (concrete, step))
         return step, tensors
@@ -162,7 +166,7 @@ class OptimizedFunction:
 
         Where the user left them open, with an input signature, the user knows them: see `input_shapes`.
         """
-        relaxed = self._engine.budget is not None and getattr(self._function, "input_signature", None) is None
+        relaxed = self._engine.settings.budget is not None and getattr(self._function, "input_signature", None) is None
         return open_shapes(concrete, args, kwargs) if relaxed else {}
 
     def _remember(self, key: Hashable, known: tuple[Any, ManagedStep]) -> None:
@@ -171,15 +175,22 @@ class OptimizedFunction:
         self._known[key] = known
 
     def _step(
-        self, concrete: Any, steps: Steps, engine: Engine, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        concrete: Any,
+        steps: Steps,
+        engine: Engine,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        elsewhere: str = "",
     ) -> ManagedStep:
-        key = tuple(sorted((shapes or {}).items()))
+        key: Hashable = tuple(sorted((shapes or {}).items()))
+        key = (key, elsewhere) if elsewhere else key
         with self._lock:
             step = steps.get(concrete, {}).get(key)
             if step is None:
                 if concrete not in self._draws:
                     self._draws[concrete] = Draws(engine.library)
-                shaped = engine.shaped(shapes) if shapes else engine
-                step = ManagedStep(concrete, shaped, self._jit_compile, self._draws[concrete], self._profiles)
+                shaped = engine.under(engine.settings.shaped(shapes)) if shapes else engine
+                draws = self._draws[concrete]
+                step = ManagedStep(concrete, shaped, self._jit_compile, draws, self._profiles, elsewhere)
                 steps.setdefault(concrete, {})[key] = step
         return step

@@ -12,8 +12,8 @@ from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import MEMORY_OPS
+from graph_passes.graph.ops import FUSION_OP
 from graph_passes.graph.serde import IMPORT_ERRORS
-from graph_passes.passes.fuse.apply import FUSION_OP
 from graph_passes.passes.recurrent.match import RECURRENT_OP
 from graph_passes.report import Report
 from tfmem.capture.captured import READERS, Captured, is_stateful, op_name, unique

@@ -7,13 +7,18 @@ from itertools import islice
 from typing import Any
 
 from graph_passes.errors import GraphError
+from graph_passes.names import suffix_of
 from graph_passes.report import Report
 from tfmem.capture import keras_functions
-from tfmem.capture.arguments import IteratorTraces, is_iterator
+from tfmem.capture.call_arguments import IteratorTraces, is_iterator
 from tfmem.capture.keras_functions import KerasFunction, to_tensors
+from tfmem.capture.strategies import elsewhere_under
 from tfmem.frontends.function import OptimizedFunction
 from tfmem.kernels.replace_recurrent import mentions_recurrence
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import left_to_tensorflow
+
+CALLED_BY = {"train": "fit", "test": "evaluate", "predict": "predict"}  # what users call for each function
 
 
 def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
@@ -24,26 +29,33 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
 
     Raises:
         GraphError: the model cannot be trained, or makes its own train function, and there is a budget for it.
+        ReplicasError: its steps run in other processes or on a TPU, and the user gave a budget.
     """
-    engine = replace(engine, label=str(model.name))
-    compiled, changes = keras_functions.is_compiled(model), engine.rewrites or engine.budget is not None
+    engine = engine.under(replace(engine.settings, label=f"{model.name}.fit"))
+    elsewhere = elsewhere_under([getattr(model, "distribute_strategy", None)])
+    if elsewhere:
+        return ModelFunctions([], left_to_tensorflow(engine, elsewhere).settings.unplanned(engine.settings.label))
+    compiled, changes = (
+        keras_functions.is_compiled(model),
+        engine.settings.rewrites or engine.settings.budget is not None,
+    )
     functions = []
-    if engine.rewrites and not getattr(model, "run_eagerly", False):
-        inference = engine.unlimited()
+    if engine.settings.rewrites and not getattr(model, "run_eagerly", False):
+        inference = engine.under(engine.settings.unlimited())
         names = [name for name in ("predict", "test")[: 1 + compiled] if not keras_functions.makes_its_own(model, name)]
         functions = [ModelFunction(model, name, inference) for name in names]
-    if compiled or engine.must_fit or not engine.rewrites:
+    if compiled or engine.settings.must_fit or not engine.settings.rewrites:
         keras_functions.require_trainable(model)
         if changes and not keras_functions.makes_its_own(model, "train"):
             functions.append(ModelFunction(model, "train", engine))
-        elif engine.must_fit:
+        elif engine.settings.must_fit:
             raise GraphError(
                 f"model '{model.name}' overrides `make_train_function` ({type(model).__name__}), so tfmem does not "
                 "know what it runs; write a `train_step` instead, or optimise the tf.function that it calls"
             )
     for function in functions:
         keras_functions.install(model, function.name, function)
-    return ModelFunctions(functions[::-1], None if functions else engine.unplanned(model.name))
+    return ModelFunctions(functions[::-1], None if functions else engine.settings.unplanned(engine.settings.label))
 
 
 class ModelFunctions:
@@ -76,9 +88,11 @@ class ModelFunction:
         """Nothing is traced before the first call."""
         self.name = name
         self._model = model
-        self._engine = engine
+        self._engine = engine = engine.under(replace(engine.settings, label=f"{model.name}.{CALLED_BY[name]}"))
         self._keras: KerasFunction = keras_functions.keras_function(model, name)
-        self._step = OptimizedFunction(self._keras.step, engine, self._keras.compiled)
+        self._step = OptimizedFunction(
+            self._keras.step, engine, self._keras.compiled, keras_functions.may_compile(model)
+        )
         self._traces = IteratorTraces(lambda spec: self._step.trace(to_tensors(spec)))
         self._untouched: bool | None = None  # whether Keras's own runs, as nothing is to be optimised; None: not known
 
@@ -90,8 +104,9 @@ class ModelFunction:
     @property
     def report(self) -> Report:
         """See `OptimizedFunction.report`."""
-        found = self._step.report if self._step.traced else self._engine.unplanned(self.name)
-        return replace(found, function=self.name)
+        found = self._step.report if self._step.traced else self._engine.settings.unplanned(self._engine.settings.label)
+        suffix = suffix_of(str(self._model.name), (op for op, _ in found.curve_before))
+        return replace(found, function=self.name, scope_suffix=suffix)
 
     def __call__(self, source: Any) -> Any:
         """Run as many steps as Keras would; returns the last one's logs, or all predictions.
@@ -102,7 +117,7 @@ class ModelFunction:
         if self._untouched is None:
             if not is_iterator(source):
                 source = list(islice(source, keras_functions.steps_per_execution(self._model)))
-            self._untouched = self._engine.budget is None and not self._replaces(source)
+            self._untouched = self._engine.settings.budget is None and not self._replaces(source)
         if self._untouched:
             if keras_functions.is_installed(self._model, self.name, self):
                 keras_functions.install(self._model, self.name, self._keras.own)
@@ -128,7 +143,7 @@ class ModelFunction:
         A step is traced but once if that can be: what Python code draws while it is traced is part of the numbers.
         """
         whole = self._keras.whole
-        recurrent = self._engine.stitches or keras_functions.has_recurrent_layers(self._model)
+        recurrent = self._engine.settings.stitches or keras_functions.has_recurrent_layers(self._model)
         if whole is not None and not recurrent:
             graph_def = whole.get_concrete_function(source).graph.as_graph_def()
             if is_iterator(source) and keras_functions.steps_per_execution(self._model) > 1:

@@ -10,9 +10,9 @@ from graph_passes import pipeline
 from graph_passes.decision import FusionWhy
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
+from graph_passes.graph.graph_source import Source
 from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.rewrite import Rewrite, applied, apply_rewrites
-from graph_passes.graph.source import Source
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.passes.recurrent.plan import Needs
 from graph_passes.pipeline import RECURRENT, Outcome, Phase, run_passes
@@ -22,7 +22,7 @@ from tfmem.capture.captured import require_feeds, unique
 from tfmem.capture.gradient_check import step_gradient_fault
 from tfmem.capture.inserted_gradients import gradients
 from tfmem.capture.live_editor import LiveEditor, capture_graph
-from tfmem.capture.replicas import other_replicas
+from tfmem.capture.strategies import other_replicas
 from tfmem.kernels.fusion_needs import fusion_needs, sinks
 from tfmem.kernels.recurrent import with_kernels
 from tfmem.kernels.replace_recurrent import recurrent_plan, with_replacements
@@ -50,13 +50,13 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
         GraphError: no fetches are given, and there are several training steps.
     """
     editor, name = LiveEditor(graph), type(graph).__name__
-    source = _LiveSource(graph, editor, fetches, engine.options.input_shapes)
+    source = _LiveSource(graph, editor, fetches, engine.settings.options.input_shapes)
     replacements = _replace_layers(graph, source, engine)
     step = _LiveStep(graph, source, editor, engine, loss, fetches)
     _, found = within_budget(engine, name, step.read, step.make, None, bool(replacements.matches), graph)
     engine.notices.warn_of_kept(name, replacements)
     found = with_replacements(found, replacements)
-    if engine.stitches:
+    if engine.settings.stitches:
         found = _stitched(graph, source, engine, fetches, found)
     setattr(graph, REPORT, found)
     return found
@@ -94,17 +94,17 @@ class _LiveStep:
             run,
             fetches=[parse_input(name)[0] for name in fetches],
             loss=_identity(loss),
-            merging=self._engine.merges,
-            counted=self._engine.counted,
-            of_data=sized_by_data(capture_graph(self._graph), graph, self._engine.feed_shapes),
+            merging=self._engine.settings.merges,
+            counted=self._engine.settings.counted,
+            of_data=sized_by_data(capture_graph(self._graph), graph, self._engine.settings.feed_shapes),
         )
         return replace(step, shared=step.shared or other_replicas())
 
     def make(self, step: pipeline.Step) -> tuple[None, Report]:
-        options, name = self._engine.options.offload, type(self._graph).__name__
+        options, name = self._engine.settings.options.offload, type(self._graph).__name__
         timeline, plan = plan_unobserved(step, self._engine)
         assert plan is not None  # there is a budget
-        device = self._engine.target.description
+        device = self._engine.settings.target.description
         found = pipeline.describe(step, timeline, plan, options.policy, graph=name, device=device)
         self._engine.notices.warn_of_losses(found)
         if plan.moves:
@@ -115,7 +115,7 @@ class _LiveStep:
 
 
 class _LiveSource:
-    """A `graph_passes.graph.source.Source`, read once until it is edited.
+    """A `graph_passes.graph.graph_source.Source`, read once until it is edited.
 
     Replaced ops stay in the live graph, but no op reads them.
     """
@@ -174,7 +174,7 @@ def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> Recurren
     Where a function is being traced, a loop that reads variables counts as a side effect and would run in any case.
     """
     try:
-        source.read(functions=engine.replaces)
+        source.read(functions=engine.settings.replaces)
     except Exception as error:
         if not is_fault(error, reading=True):
             raise
@@ -182,11 +182,11 @@ def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> Recurren
     needs = Needs(
         gradients,
         step_gradient_fault,
-        lambda plan: with_kernels(plan, engine.target, engine.options),
+        lambda plan: with_kernels(plan, engine.settings.target, engine.settings.options),
         in_place=True,
         traced=graph.building_function,
     )
-    done = run_passes(Phase.BEFORE_GRAPPLER, engine.passes, source, {RECURRENT.name: lambda _: needs})
+    done = run_passes(Phase.BEFORE_GRAPPLER, engine.settings.passes, source, {RECURRENT.name: lambda _: needs})
     return recurrent_plan(done) if done else RecurrentPlan()
 
 
@@ -199,7 +199,7 @@ def _stitched(graph: Any, source: _LiveSource, engine: Engine, fetches: Sequence
     read = source.read(functions=False)
     feeds = [node.name for node in read if node.op.startswith("Placeholder")]
     roots = unique([*(parse_input(name)[0].node for name in fetches), *sinks(read)])
-    needs = fusion_needs(feeds, engine.target, engine.options, roots, in_place=True)
+    needs = fusion_needs(feeds, engine.settings.target, engine.settings.options, roots, in_place=True)
     return unobserved(found, stitch(source, engine, needs))
 
 

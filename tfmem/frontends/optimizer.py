@@ -1,4 +1,4 @@
-"""`avm_gradients` and `wrap_optimizer`, the two interfaces of the thesis (section 5.2.1, Listings 5.3 and 5.4)."""
+"""`avm_gradients` and `wrap_optimizer`, the two interfaces of the AutoVM thesis (section 5.2.1, Listings 5.3, 5.4)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from graph_passes import checks
 from graph_passes.errors import GraphError, NoGradientError
 from graph_passes.report import Report
 from tfmem.api import make_engine
+from tfmem.budgets import Budgets
 from tfmem.frontends.live_graph import REPORT, optimize_live
-from tfmem.options import Budget, Options, merged
+from tfmem.options import Options, merged
 
 
 @tf.autograph.experimental.do_not_convert
@@ -20,7 +21,7 @@ def avm_gradients(
     loss: tf.Tensor,
     variables: Sequence[Any],
     *,
-    memory_budget: Budget = None,
+    memory_budget: Budgets = None,
     policy: str | None = None,
     options: Options | None = None,
     **gradients: Any,
@@ -31,7 +32,7 @@ def avm_gradients(
 
     Args:
         loss: the loss, a tensor of the graph being built.
-        variables: what to differentiate by; one, or several.
+        variables: one variable or tensor, or several, by which the loss is differentiated.
         memory_budget, policy, options: as in `tfmem.optimize`.
         **gradients: passed to `tf.gradients`.
 
@@ -66,22 +67,22 @@ def avm_gradients(
 def wrap_optimizer(
     optimizer: Any,
     *,
-    memory_budget: Budget = None,
+    memory_budget: Budgets = None,
     policy: str | None = None,
     options: Options | None = None,
 ) -> Any:
-    """An optimizer of the same class that puts the step it is used in under a memory budget (thesis, Listing 5.4).
+    """An optimizer of the same class, which keeps its step within a memory budget (thesis, Listing 5.4).
 
     Args:
         optimizer: of Keras 3, `tf_keras`, or `tf.compat.v1.train`. It is not changed; the result shares its state.
         memory_budget, policy, options: as in `tfmem.optimize`.
 
     Returns:
-        The optimizer. `tfmem.report` tells what was done to the step that it was used in; of several, to the one that
-        needs the most memory.
+        The optimizer. `tfmem.report` of it says what was done to the step that used it; of several steps, to the one
+        that needs the most memory.
 
     Raises:
-        GraphError: the object is no such optimizer. When it is used: the step is not in a graph.
+        GraphError: the object is not such an optimizer; or, when it is used, the step is not in a graph.
     """
     engine_options = merged(options, memory_budget, policy)
     methods = [name for name in ("apply", "apply_gradients") if callable(getattr(optimizer, name, None))]

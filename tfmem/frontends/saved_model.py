@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -17,7 +18,13 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from graph_passes.errors import GraphError
 from tfmem.capture.original_gradient import can_run_again, differentiable
 
-Rewrite = Callable[[ConcreteFunction], ConcreteFunction]
+Replace = Callable[[ConcreteFunction], ConcreteFunction]
+
+
+class Rewrite(Protocol):
+    """Gives the replacement of a function that users call `name`, or the function itself."""
+
+    def __call__(self, concrete: ConcreteFunction, /, *, name: str) -> ConcreteFunction: ...
 
 
 def optimize_saved_model(
@@ -35,7 +42,7 @@ def optimize_saved_model(
     Args:
         path: a SavedModel of TensorFlow 2.
         output_path: where to write; must not exist, or be empty.
-        rewrite: gives a function's replacement, or the function itself.
+        rewrite: gives a function's replacement, or the function itself; `name` is what users call it.
         before_saving: called when all are rewritten; nothing is written if it raises.
 
     Returns:
@@ -55,9 +62,11 @@ def optimize_saved_model(
         raise GraphError(
             f"the SavedModel in '{source}' has no signature and no function to rewrite; save it with signatures"
         )
-    signatures = {name: _rewrite_signature(function, rewrite) for name, function in model.signatures.items()}
+    signatures = {
+        name: _rewrite_signature(function, partial(rewrite, name=name)) for name, function in model.signatures.items()
+    }
     for name, function in functions.items():
-        setattr(model, name, _rewrite_function(function, rewrite))
+        setattr(model, name, _rewrite_function(function, partial(rewrite, name=name)))
     before_saving()
     tf.saved_model.save(model, str(target), signatures=signatures)
     return os.fspath(output_path)
@@ -72,7 +81,9 @@ def _traces(function: Any) -> list[ConcreteFunction]:
     return traces
 
 
-def _rewrite_signature(signature: ConcreteFunction, rewrite: Rewrite) -> ConcreteFunction:
+def _rewrite_signature(
+    signature: ConcreteFunction, rewrite: Callable[[ConcreteFunction], ConcreteFunction]
+) -> ConcreteFunction:
     rewritten = rewrite(signature)
     called = _with_gradient(signature, rewritten)
     if called is rewritten:
@@ -87,7 +98,7 @@ def _with_gradient(old: ConcreteFunction, new: ConcreteFunction) -> Callable[...
     return new if new is old or not can_run_again(old) else differentiable(old, new)
 
 
-def _rewrite_function(function: Any, rewrite: Rewrite) -> Any:
+def _rewrite_function(function: Any, rewrite: Replace) -> Any:
     """A `tf.function` with the same traces, each of which calls the rewritten one."""
     traces = [(trace, _with_gradient(trace, rewrite(trace))) for trace in _traces(function)]
     if all(old is new for old, new in traces):

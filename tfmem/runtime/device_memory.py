@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,18 @@ from tfmem.runtime.measuring_lock import alone
 
 # Chunks beyond those of the step's own small tensors: for what kernels allocate while they run.
 _MORE = (256, 1 << 10, 1 << 12, 1 << 14, SMALL) * 16
+_PIECE = 1 << 20  # bytes; no dimension of a tensor that takes memory away exceeds 31 bits
+
+
+def spare(free: Sequence[int], in_use: int, budget: int) -> int:
+    """Bytes to take away, in one piece, so that a budget is what is left; 0 where none are beyond it.
+
+    Args:
+        free: size of each free chunk.
+        in_use: bytes that are taken.
+        budget: bytes, those in use among them.
+    """
+    return max(0, min(max(free, default=0), sum(free) + in_use - budget))
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,33 @@ class DeviceMemory:
             free.append((end - origin + SMALL, growth))
         large = [chunk for chunk in free[:-1] if chunk[1] >= SMALL]
         return Room((*large, *free[-1:]), limit=budget)
+
+    @contextmanager
+    def within(self, budget: int) -> Iterator[bool]:
+        """Leave `budget` bytes of a GPU's memory, those in use now among them, to what runs in the block.
+
+        cuDNN tries its algorithms when they first run, among those whose workspace finds room, and keeps the fastest.
+        In more memory than the budget it chooses one whose workspace no plan has room for. An allocator that grows on
+        demand is left alone: it would take the memory from other processes, and never return it.
+
+        Yields:
+            Whether there is less memory than before.
+        """
+        held = self._taken(budget) if self.target.is_gpu else None
+        yield held is not None
+
+    def _taken(self, budget: int) -> tf.Tensor | None:
+        """A tensor that takes what is beyond `budget`, in one piece; None where nothing is, or finds no room."""
+        with alone(), context.eager_mode(), tf.device(self.target.name):
+            rows, growth = (value.numpy().tolist() for value in self.library.chunks())
+            free = [size for _, size, in_use in rows if not in_use]
+            size = spare(free, sum(size for _, size, in_use in rows if in_use), budget)
+            if growth >= SMALL or size < _PIECE:
+                return None
+            try:
+                return tf.raw_ops.Empty(shape=[size // _PIECE, _PIECE], dtype=tf.uint8)
+            except tf.errors.ResourceExhaustedError:
+                return None
 
     def keep_apart(self, timeline: Timeline) -> list[Any]:
         """Reserve size classes for a step's small tensors, behind guard allocations; they stay as long as the result

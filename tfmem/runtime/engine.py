@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import tensorflow as tf
 
@@ -20,10 +21,11 @@ from tfmem.runtime.workers import Workers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Engine(Settings):
-    """Settings with the services of a device.
+class Engine:
+    """What the steps of an optimised object run with.
 
     Attributes:
+        settings: the user's options, resolved for the device.
         library: the op library.
         memory: the device's.
         meter: measures calls.
@@ -33,6 +35,7 @@ class Engine(Settings):
         workers: how steps agree with those of other workers.
     """
 
+    settings: Settings
     library: Library
     memory: DeviceMemory
     meter: Meter
@@ -41,14 +44,18 @@ class Engine(Settings):
     alternation: Alternation = field(default_factory=Alternation)
     workers: Workers = field(default_factory=Workers)
 
+    def under(self, settings: Settings) -> Self:
+        """These services under other settings."""
+        return replace(self, settings=settings)
+
     def estimate(self, workspace: bool) -> Estimate:
         """Costs before anything ran; see `estimate`."""
-        return estimate(self.target, self.memory.in_use, workspace)
+        return estimate(self.settings.target, self.memory.in_use, workspace)
 
     @property
     def spill_key(self) -> str:
         """What stands for the directory of spill files in graphs."""
-        return self.library.spill_key(self.options.offload.spill_directory)
+        return self.library.spill_key(self.settings.options.offload.spill_directory)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -58,6 +65,6 @@ class Engine(Settings):
         another thread's capture of a CUDA graph.
         """
         with self.alternation.measurement():
-            with suppress(tf.errors.OpError), tf.init_scope(), tf.device(self.target.name):
+            with suppress(tf.errors.OpError), tf.init_scope(), tf.device(self.settings.target.name):
                 (tf.zeros([]) + 1.0).numpy()
             yield

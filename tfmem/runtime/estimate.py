@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graph_passes.analysis.cost.model import Roofline, held
@@ -31,6 +32,32 @@ class Estimate:
         """See `CostModel`: variables exist already, or will."""
         small = 0 if self.roofline.is_gpu else held(graph, COUNTED)  # the allocator does not count these
         return max(self.roofline.base(graph), self.in_use + small)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Run times that were measured, by op; the rest by estimate. A `CostModel`.
+
+    Attributes:
+        node_seconds: by name of the node.
+        estimate: of what was not measured.
+    """
+
+    node_seconds: Mapping[str, float]
+    estimate: Estimate
+
+    def seconds(self, graph: Graph, node: Node) -> float:
+        """See `CostModel`."""
+        found = self.node_seconds.get(node.name)
+        return self.estimate.seconds(graph, node) if found is None else found
+
+    def workspace(self, graph: Graph, node: Node) -> int:
+        """See `CostModel`."""
+        return self.estimate.workspace(graph, node)
+
+    def base(self, graph: Graph) -> int:
+        """See `CostModel`."""
+        return self.estimate.base(graph)
 
 
 def estimate(target: Target, in_use: int, workspace: bool) -> Estimate:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from custom_ops.errors import CellError, KernelError, ProgramError, TfmemError
 from graph_passes.decision import Decision
+from graph_passes.device_report import size
 from graph_passes.errors import (
     GraphError,
     InfeasibleBudgetError,
@@ -19,10 +20,10 @@ from graph_passes.errors import (
     UnknownShapeError,
 )
 from graph_passes.pipeline import Step
-from graph_passes.report import Report, size
+from graph_passes.report import Report
 from tfmem.capture.captured import BODIES
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.notices import Notices
+from tfmem.runtime.notices import REPORT_IT, Notices
 
 NOT_PLANNABLE = (NoGradientError, ReplicasError, UnknownShapeError)  # graphs that the offload pass is not for
 
@@ -51,11 +52,7 @@ def fault_note(notices: Notices, name: str, error: Exception, doing: str, instea
         instead: what happens now.
     """
     what = f"{doing} failed with {type(error).__name__}: {error}; {instead}"
-    notices.warn(
-        "fault",
-        f"tfmem: {name}: {what}. This is a bug in tfmem: please report it, with the traceback that "
-        "tfmem.report(...) shows",
-    )
+    notices.warn("fault", f"{name}: {what}", REPORT_IT)
     return f"{what}\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
@@ -71,9 +68,9 @@ def left_by_fault(engine: Engine, report: Report, error: Exception, peak: int | 
     Raises:
         InfeasibleBudgetError: the user gave a budget, and the unmodified step may need more. Nothing ran yet.
     """
-    budget = engine.budget
-    if budget is not None and engine.must_fit and (peak is None or peak > budget):
-        enough = engine.target.memory if peak is None else peak
+    budget = engine.settings.budget
+    if budget is not None and engine.settings.must_fit and (peak is None or peak > budget):
+        enough = engine.settings.target.memory if peak is None else peak
         needs = "an unknown amount of memory" if peak is None else f"about {peak:,} bytes"
         raise InfeasibleBudgetError(
             f"planning for the budget of {budget:,} bytes failed with {type(error).__name__}: {error}. This is a bug "
@@ -103,12 +100,31 @@ def left_alone(engine: Engine, report: Report, error: TfmemError, replaced: bool
         error: one of `NOT_PLANNABLE`; raised again if the user gave a budget.
         replaced: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
     """
-    if engine.must_fit:
+    if engine.settings.must_fit:
         raise error
     if not replaced:
-        told = f"tfmem: {report.graph} is left unchanged, its memory was not planned: {error}"
-        engine.notices.warn("not planned", told)
+        told = f"{report.graph} is left unchanged, its memory was not planned: {error}"
+        engine.notices.warn(
+            "not planned", told, "to leave its memory to TensorFlow, pass passes=('recurrent', 'fusion')"
+        )
     return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
+
+
+def left_to_tensorflow(engine: Engine, why: str) -> Engine:
+    """`engine` for a step that tfmem neither edits nor measures.
+
+    Args:
+        engine: passes, budget and warnings.
+        why: what keeps tfmem from it, and what the user can do.
+
+    Raises:
+        ReplicasError: the user gave a budget.
+    """
+    if engine.settings.must_fit:
+        raise ReplicasError(why)
+    if engine.settings.rewrites or engine.settings.budget is not None:
+        engine.notices.warn("elsewhere", "the step is left unchanged", why)
+    return engine.under(replace(engine.settings, passes=(), budget=None))
 
 
 def estimated_peak(engine: Engine, step: Step | None, graph: tf.Graph | None) -> int | None:

@@ -5,15 +5,13 @@ The allocator's peak and the op library's counters are the whole process's, so m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from custom_ops.load import Counters, Library, ProbeRow
 from graph_passes.analysis.memory.observe import Sample
-from tfmem.devices import Target, memory
+from tfmem.devices import Target, memory, wait_for_devices
 from tfmem.runtime.measuring_lock import alone
 
 Flow = tuple[Counters, Counters]  # the op library's counters before and after
@@ -40,25 +38,34 @@ class Meter:
             The result, the samples (None if another measured call ran meanwhile), and the op library's counters before
             and after.
         """
+        result, samples, flow = self.sampled_on([run], function)
+        return result, None if samples is None else samples[0], flow
+
+    def sampled_on(
+        self, runs: Sequence[int], function: Callable[[], Any]
+    ) -> tuple[Any, list[list[Sample]] | None, Flow]:
+        """`sampled` of a step whose probes write to several tables; the samples of each."""
         with alone() as turn:
-            self.library.clear_probes(run)
+            for run in runs:
+                self.library.clear_probes(run)
             before = self.library.counters()
             if turn.held:
                 self.library.set_stall_timing(True)
                 memory(self.library, self.target.name, reset=True)
             try:
                 result = function()
-                tf.test.experimental.sync_devices()
+                wait_for_devices()
             finally:
                 if turn.held:
                     self.library.set_stall_timing(False)
             after = self.library.counters()
+        samples = [self._read(run) for run in runs]
+        return result, samples if turn.alone else None, (before, after)
+
+    def _read(self, run: int) -> list[Sample]:
         rows = self.library.probes(run)
         self.library.clear_probes(run)
-        if not turn.alone:
-            return result, None, (before, after)
-        samples = [Sample(row.index, 1e-9 * self.clock(row), row.bytes_in_use, row.peak_bytes) for row in rows]
-        return result, samples, (before, after)
+        return [Sample(row.index, 1e-9 * self.clock(row), row.bytes_in_use, row.peak_bytes) for row in rows]
 
     def clock(self, row: ProbeRow) -> int:
         """The nanoseconds at which a probe was passed, by the device that runs the ops."""
@@ -69,10 +76,19 @@ class Meter:
 
         No peak if another measured call ran meanwhile.
         """
+        result, peaks = self.watched_on([self.target.name], function)
+        return result, None if peaks is None else peaks[0]
+
+    def watched_on(self, devices: Sequence[str], function: Callable[[], Any]) -> tuple[Any, tuple[int, ...] | None]:
+        """Call `function`; its result, and the peak of each device's allocator in bytes while it ran.
+
+        No peaks if another measured call ran meanwhile.
+        """
         with alone() as turn:
             if turn.held:
-                memory(self.library, self.target.name, reset=True)
+                for device in devices:
+                    memory(self.library, device, reset=True)
             result = function()
-            tf.test.experimental.sync_devices()
-            peak = memory(self.library, self.target.name).peak_bytes
-        return result, peak if turn.alone else None
+            wait_for_devices()
+            peaks = tuple(memory(self.library, device).peak_bytes for device in devices)
+        return result, peaks if turn.alone else None

@@ -10,6 +10,11 @@ from graph_passes.decision import Missed
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.report import Report, unenforced
 
+SEE = "see tfmem.report(...)"
+REPORT_IT = "this is a bug in tfmem: please report it, with the traceback that tfmem.report(...) shows"
+KEEP_IT = "to keep it without this warning, leave 'recurrent' out of passes; docs/refusals.md has all reasons"
+_BUDGET, _NOT_ENFORCED, _XLA = _LOSSES = ("budget", "not enforced", "XLA")  # causes of `warn_of_losses`
+
 
 @dataclass(frozen=True, eq=False)
 class Notices:
@@ -23,29 +28,41 @@ class Notices:
     asked: bool = False
     warned: set[str] = field(default_factory=set)
 
-    def warn(self, cause: str, message: str) -> None:
+    def warn(self, cause: str, message: str, cure: str) -> None:
         """Show a `TfmemWarning`, unless there was one of this cause, or the program has ended: then a thread in the
-        background fails because it can start no others, which is no error of the step."""
+        background fails because it can start no others, which is no error of the step.
+
+        Args:
+            cause: why; an object is warned of each cause once.
+            message: what happened, to which object.
+            cure: what the user can do.
+        """
         if cause not in self.warned and not has_ended():
             self.warned.add(cause)
-            warn(message)
+            warn(f"tfmem: {message}; {cure}")
+
+    def of_variant(self) -> Notices:
+        """The warnings of a variant that is tried: what it loses matters only if it stays, and is told then."""
+        return Notices(self.asked, set(_LOSSES))
 
     def warn_of_kept(self, name: str, replacements: RecurrentPlan) -> None:
         """Warn of recurrences that were not replaced, because of a bug in tfmem or although the user asked for it."""
         faults = [loop for loop in replacements.unmatched if loop.traceback]
         others = [loop for loop in replacements.unmatched if self.asked and not loop.traceback]
-        for cause, kept in (("fault", faults), ("kept", others)):
+        for cause, kept, cure in (("fault", faults, REPORT_IT), ("kept", others, KEEP_IT)):
             if kept:
                 more = f"; and {len(kept) - 1} more" if len(kept) > 1 else ""
-                what = f"{kept[0].name} ({kept[0].carrier}) stays as it is: {kept[0].reason}{more}"
-                self.warn(cause, f"tfmem: {name}: {what}; see tfmem.report(...)")
+                what = f"{kept[0].name} ({kept[0].carrier}) is not replaced: {kept[0].why}{more}"
+                self.warn(cause, f"{name}: {what}", cure)
 
     def warn_of_losses(self, report: Report) -> None:
         """Warn of a missed budget, of lists that it is not enforced for, and of lost XLA."""
         missed = [note for note in report.notes if isinstance(note, Missed)]
         if missed:
-            self.warn("budget", f"tfmem: {report.graph}: {missed[0]}; see tfmem.report(...)")
+            self.warn(_BUDGET, f"{report.graph}: {missed[0]}", f"raise memory_budget or use a smaller batch; {SEE}")
         if report.not_enforced:
-            self.warn("not enforced", f"tfmem: {report.graph}: {unenforced(report)}; see tfmem.report(...)")
-        if report.xla_lost:
-            self.warn("XLA", f"tfmem: {report.graph}: XLA is {report.jit_compile}; see tfmem.report(...)")
+            self.warn(
+                _NOT_ENFORCED, f"{report.graph}: {unenforced(report)}", f"leave room for them in the budget; {SEE}"
+            )
+        if report.jit_compile.cure:
+            self.warn(_XLA, f"{report.graph}: XLA is {report.jit_compile}", f"{report.jit_compile.cure}; {SEE}")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
 from graph_passes.analysis.memory.timeline import COUNTED
 from graph_passes.decision import Decision
 from graph_passes.pipeline import Phase, runs
+from graph_passes.plan_file import Plan
 from graph_passes.report import Report
+from tfmem.budgets import DeviceBudgets, budget_of
 from tfmem.devices import Target
-from tfmem.options import Options, PassName, budget_of, passes_of
+from tfmem.options import Options, PassName, passes_of
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
 
@@ -28,7 +30,8 @@ class Settings:
         must_fit: whether the user gave the budget; else it is the device's memory, and planning for it is best effort.
         counts: whether the device's allocator counts bytes; TensorFlow's plain CPU allocator (oneDNN off) does not.
         called: whether this process calls the optimised object repeatedly.
-        label: what users call the object, for the progress line; "" for the function's name.
+        label: what users call the step, "resnet50.fit"; "" for the function's name.
+        plan: a plan that steps are to run by; None if tfmem makes one.
         surely_fits: the share of the budget up to which an estimate is trusted.
     """
 
@@ -40,6 +43,7 @@ class Settings:
     counts: bool = True
     called: bool = False
     label: str = ""
+    plan: Plan | None = None
     surely_fits: float = SURELY_FITS
 
     @classmethod
@@ -50,7 +54,7 @@ class Settings:
             InvalidBudgetError: the budget is none for this device.
         """
         passes = passes_of(options, timed=called and target.is_gpu)
-        budget, must_fit = budget_of(options, passes, target.memory, limited=target.is_gpu)
+        budget, must_fit = budget_of(options, passes, target.plain_name, target.memory, target.is_gpu)
         return Settings(
             options=options,
             target=target,
@@ -60,6 +64,36 @@ class Settings:
             counts=counts,
             called=called,
         )
+
+    def budget_on(self, device: Target) -> int | None:
+        """Bytes that a step of several devices may use of one of them; None for no limit.
+
+        One budget for each device is for devices of the kind of `target`: a GPU's is none for the CPU beside it.
+
+        Raises:
+            InvalidBudgetError: the budget is none for this device.
+        """
+        options = self.options
+        if device.kind != self.target.kind and not isinstance(options.memory_budget, DeviceBudgets):
+            options = replace(options, memory_budget=None)
+        return budget_of(options, self.passes, device.plain_name, device.memory, device.is_gpu)[0]
+
+    def require_used(self, devices: Collection[str] = ()) -> None:
+        """Refuse budgets of devices that a step does not use.
+
+        Args:
+            devices: plain names of all devices that a step of several replicas uses; none for a step on `target` alone,
+                of which the entries of other devices say nothing.
+
+        Raises:
+            InvalidBudgetError: a step of several replicas does not use a device that has an entry, or a step on one
+                device has no entry, but others have.
+        """
+        budgets = self.options.memory_budget
+        if "offload" not in self.passes or not isinstance(budgets, DeviceBudgets):
+            return
+        if devices or self.target.plain_name not in budgets.devices:
+            budgets.require_used(devices or (self.target.plain_name,))
 
     @property
     def observes(self) -> bool:
@@ -109,7 +143,7 @@ class Settings:
     def unlimited(self) -> Self:
         """The settings of steps that no budget limits."""
         passes = tuple(name for name in self.passes if name != "offload")
-        return replace(self, passes=passes, budget=None, must_fit=False)
+        return replace(self, passes=passes, budget=None, must_fit=False, plan=None)
 
     def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The settings of steps whose inputs have these shapes, by name."""

@@ -1,1 +1,1 @@
-"""The life of an optimised training step: trace, dry run, observed calls, trials, contest, settled."""
+"""The life of an optimised training step; `phases.py` has it as a table."""

@@ -8,8 +8,10 @@ from dataclasses import replace
 import tensorflow as tf
 
 from custom_ops.background import go_on
+from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.decision import Fusion, FusionWhy
-from graph_passes.graph.source import Source
+from graph_passes.graph.graph_source import Source
+from graph_passes.passes.fuse.partition.regions import CALLS
 from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
 from graph_passes.pipeline import Phase, run_passes
 from graph_passes.report import STITCHED, Report
@@ -17,15 +19,20 @@ from tfmem.capture.captured import Captured, every_node
 from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.grappler import run_grappler
 from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
+from tfmem.kernels.fusion_tuning import FusionKernels
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.notices import REPORT_IT, SEE
 
+LEAVE_OUT = "to run it so without this warning, leave 'fusion' out of passes"
 # Those of which it is known that TF32's kernels want channels last.
 _CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
 
 
 def grappled(captured: Captured, engine: Engine) -> Captured:
     """`captured` after Grappler."""
-    return run_grappler(captured, device=engine.target.kind, nested=engine.stitches)
+    settings = engine.settings
+    portable = settings.stitches and bool(settings.options.fusion.architectures)
+    return run_grappler(captured, device=settings.target.kind, nested=settings.stitches, portable=portable)
 
 
 def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
@@ -35,17 +42,23 @@ def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
     TF32, and cuDNN then changes the layout of each convolution's operands and result: of ResNet-50's step on an H100 a
     fifth of all kernels' time. TensorFlow's own batch normalization is slow in channels last, but it is stitched.
     """
-    if engine.target.precision != "tf32":
+    if engine.settings.target.precision != "tf32":
         return None
     found = [node for node in every_node(captured.graph_def) if "Conv" in node.op and "data_format" in node.attr]
     float32 = tf.float32.as_datatype_enum
     if not found or not all(node.op in _CONVOLUTIONS and node.attr["T"].type == float32 for node in found):
         return None
-    return run_grappler(captured, device=engine.target.kind, nested=engine.stitches, keep_layout=True)
+    return run_grappler(captured, device=engine.settings.target.kind, nested=engine.settings.stitches, keep_layout=True)
 
 
 def stitched(
-    optimized: Captured, engine: Engine, roots: Collection[str] | None = None, mirrored: bool = False
+    optimized: Captured,
+    engine: Engine,
+    roots: Collection[str] | None = None,
+    mirrored: bool = False,
+    segments: Mapping[str, int] | None = None,
+    kernels: FusionKernels | None = None,
+    calls: bool = True,
 ) -> tuple[Captured, FusionPlan]:
     """What Grappler left, after the passes of `AFTER_GRAPPLER`, and what they did.
 
@@ -54,9 +67,18 @@ def stitched(
         engine: device and options.
         roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
         mirrored: whether variables of several devices have to stay equal; see `Needs`.
+        segments: of the nodes, where memory is planned afterwards; see `Needs`.
+        kernels: makes kernels that are timed while the plan runs; see `fusion_needs`.
+        calls: whether regions may hold products, and other calls.
     """
-    source = CapturedSource(optimized, engine.feed_shapes)
-    needs = fusion_needs(optimized.feeds, engine.target, engine.options, roots, quiet=engine.quiet)
+    source = CapturedSource(optimized, engine.settings.feed_shapes)
+    needs = fusion_needs(
+        optimized.feeds, engine.settings.target, engine.settings.options, roots, quiet=engine.quiet, kernels=kernels
+    )
+    if segments is not None:
+        needs = replace(needs, segments=segments, kinds=frozenset(needs.kinds) - {OpPattern.READ})
+    if not calls:
+        needs = replace(needs, kinds=frozenset(needs.kinds) - CALLS)
     done = stitch(source, engine, replace(needs, mirrored=mirrored))
     return source.captured, done
 
@@ -68,7 +90,7 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
     """
     done = _stitched(source, engine, needs)
     try:
-        called = source.bodies() if engine.stitches else {}
+        called = source.bodies() if engine.settings.stitches else {}
     except Exception as error:  # after any error, functions stay unchanged
         called = {}
         done = done.joined(FusionPlan(kept=(fault("every region of a called function", (), error),)))
@@ -77,14 +99,16 @@ def stitch(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
         go_on()
         inside = _as_before(body, planned)
         if inside is None:
-            inside = _stitched(body, engine, replace(needs, fed=(), roots=None))
+            own = replace(needs, fed=(), roots=None, segments=None if needs.segments is None else {})
+            inside = _stitched(body, engine, own)
             planned[body.structure] = body, inside
         done = done.joined(inside.within(caller))
     faults = [region for region in done.kept if region.warned]
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         what = f"{faults[0].name} stays unchanged: {faults[0].reason}{more}"
-        engine.notices.warn("fault", f"tfmem: {what}; see tfmem.report(...)")
+        cure = REPORT_IT if faults[0].traceback else f"to fuse nothing, leave 'fusion' out of passes; {SEE}"
+        engine.notices.warn("fault", what, cure)
     return done
 
 
@@ -100,18 +124,22 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, FusionPlan
 
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
-    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.passes, source, after_grappler(needs)))
+    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.settings.passes, source, after_grappler(needs)))
 
 
 def with_regions(report: Report, done: FusionPlan, why: str) -> Report:
     """`report` with the stitched regions, and why they run or not."""
     kept = [(name, str(region.reason)) for region in done.kept for name in region.members]
+    images = [program.image for region in done.regions for program in region.programs]
+    kinds = dict.fromkeys(f"{image.kind} {image.arch / 10}" for image in images)
+    exported = f"kernels of fused regions for GPUs: {', '.join(kinds)}" if len(kinds) > 1 else ""
+    tracebacks = [region.traceback for region in done.kept]
     return replace(
         report,
         regions=tuple(region.record for region in done.regions),
         not_stitched=(*((name, str(reason)) for name, reason in done.reasons.items()), *kept),
         fusion=why,
-        notes=(*report.notes, *(region.traceback for region in done.kept if region.traceback)),
+        notes=(*report.notes, *filter(None, [exported, *tracebacks])),
     )
 
 
@@ -130,10 +158,10 @@ def unstitched(report: Report, engine: Engine, reason: FusionWhy) -> Report:
         engine: its options, and what the user is told.
         reason: why.
     """
-    if "fusion" in (engine.options.passes or ()):
-        told = f"tfmem: {report.graph} was to be stitched, but is {reason}; {reason.cure}; see tfmem.report(...)"
-        engine.notices.warn("fusion", told)
-    notes = (*report.notes, f"to have it stitched, {reason.cure}")
+    if "fusion" in (engine.settings.options.passes or ()):
+        told = f"{report.graph} was to be stitched, but is {reason}"
+        engine.notices.warn("fusion", told, f"{reason.cure or LEAVE_OUT}; {SEE}")
+    notes = (*report.notes, *([f"to have it stitched, {reason.cure}"] if reason.cure else []))
     return replace(with_fusion(report, reason), notes=notes)
 
 

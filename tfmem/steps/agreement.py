@@ -24,7 +24,7 @@ from graph_passes.decision import Decision
 from graph_passes.errors import HostMemoryError, InfeasibleBudgetError, ReplicasError, SpillDirectoryError
 from graph_passes.graph import ops
 from graph_passes.report import Report
-from tfmem.capture.shapes import traced_graphs
+from tfmem.capture.set_shapes import traced_graphs
 from tfmem.runtime.workers import Board, Workers
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Move
@@ -61,6 +61,11 @@ class Record:
     smallest_budget: int = 0
     op: str = ""
     least: int = 0
+
+    @property
+    def text(self) -> str:
+        """The record for the board; see `read`."""
+        return json.dumps(asdict(self))
 
     @staticmethod
     def read(text: str) -> Record:
@@ -109,7 +114,7 @@ def agreed(job: Job, board: Board, plan: Callable[[Job], Move[State]]) -> Move[S
     workers, graph, cause, move = job.engine.workers, job.trace.concrete.graph, None, None
     record = Record(workers.version, digest(graph), job.budget)
     if job.budget is None:  # it has no plan, and needs no others for that; they have to know
-        publish(board, workers, graph.name, record)
+        publish(board, workers, graph.name, record.text)
         return plan(job)
     try:
         move = plan(job)
@@ -121,18 +126,19 @@ def agreed(job: Job, board: Board, plan: Callable[[Job], Move[State]]) -> Move[S
         raise _error_of(verdict.failed, verdict.error) from cause
     if not verdict.plain and move is not None:
         return move
-    job.engine.notices.warn("workers", f"tfmem: {job.trace.name} runs unchanged on all workers: {verdict.plain}")
-    report = _unmoved(job.engine.unplanned(job.trace.name) if move is None else move.state.report, job.budget)
+    job.engine.notices.warn("workers", f"{job.trace.name} runs unchanged on all workers", verdict.plain)
+    report = _unmoved(job.engine.settings.unplanned(job.trace.name) if move is None else move.state.report, job.budget)
     report = replace(report, notes=(*report.notes, f"unchanged on all workers: {verdict.plain}"))
     return left(job, replace(job.given(), function=job.trace.base, report=report))
 
 
 def tell_others(job: Job, report: Report, error: tf.errors.OpError) -> None:
-    """Tell the other workers that a step with moves failed on this one, if they wait for it.
+    """Tell the other workers that a step with moves or regions failed on this one, if they wait for it.
 
     A second run would meet them in other collectives than those that it left. So all have to raise.
     """
-    board = job.engine.workers.board() if report.transfers else None
+    edited = bool(report.transfers or report.regions)
+    board = job.engine.workers.board() if edited else None
     if board is not None and meets_others(job.trace.concrete.graph):
         board.report(error)
 
@@ -149,22 +155,45 @@ def agree(board: Board, workers: Workers, name: str, record: Record) -> Verdict:
     Raises:
         tf.errors.OpError: the cluster has lost a worker.
     """
+
+    def judge(texts: Mapping[str, str | None]) -> str:
+        records = {task: None if text is None else Record.read(text) for task, text in texts.items()}
+        return verdict_of(records, workers.patience).text
+
+    return Verdict.read(exchange(board, workers, name, record.text, judge))
+
+
+def exchange(
+    board: Board, workers: Workers, name: str, text: str, judge: Callable[[Mapping[str, str | None]], str]
+) -> str:
+    """Publish what this worker says of `name`; the verdict of whichever worker had read all of them first.
+
+    Args:
+        board: where all workers read and write.
+        workers: patience, and how many turns of the name there were.
+        name: what is agreed on, the same on all workers.
+        text: what this worker says.
+        judge: makes the verdict from what each worker said, by task; None where one said nothing in time.
+
+    Raises:
+        tf.errors.OpError: the cluster has lost a worker.
+        ReplicasError: the verdict did not come.
+    """
     until = time.monotonic() + workers.patience
-    key = publish(board, workers, name, record)
+    key = publish(board, workers, name, text)
     found = {task: board.get(f"{key}{task}", until) for task in board.tasks}
-    records = {task: None if text is None else Record.read(text) for task, text in found.items()}
-    board.put(f"{key}/verdict", verdict_of(records, workers.patience).text)
-    text = board.get(f"{key}/verdict", time.monotonic() + _GRACE)
-    if text is None:
+    board.put(f"{key}/verdict", judge(found))
+    verdict = board.get(f"{key}/verdict", time.monotonic() + _GRACE)
+    if verdict is None:
         raise ReplicasError(f"the coordination service lost what it was told of '{name}'; start all workers again")
-    return Verdict.read(text)
+    return verdict
 
 
-def publish(board: Board, workers: Workers, name: str, record: Record) -> str:
-    """Write this worker's record of a step on the board; the key of the step there."""
+def publish(board: Board, workers: Workers, name: str, text: str) -> str:
+    """Write what this worker says of `name` on the board; the key of its turn there."""
     for turn in itertools.count(workers.turns.get(name, 0)):
         key = f"tfmem/{name}/{turn}"
-        if board.put(f"{key}{board.task}", json.dumps(asdict(record))):
+        if board.put(f"{key}{board.task}", text):
             workers.turns[name] = turn + 1
             return key
     raise AssertionError("turns do not end")
@@ -177,7 +206,7 @@ def verdict_of(records: Mapping[str, Record | None], patience: float) -> Verdict
     for task, record in records.items():
         if record is None:
             return Verdict(
-                f"{task} said nothing of the step within {patience:g} seconds; optimise it by tfmem on every worker, "
+                f"{task} published nothing on the step within {patience:g} seconds; optimise it on every worker, "
                 "and begin training at about the same time"
             )
         if record.version != common.version:
@@ -204,17 +233,23 @@ def meets_others(graph: tf.Graph) -> bool:
     """Whether a traced step waits for devices of other processes, or for an unknown number of them."""
     found = list(_collectives(graph))
     here = {op.device for op in found}
-    sizes = [tf.get_static_value(op.inputs[_GROUP_SIZE]) for op in found if len(op.inputs) > _GROUP_SIZE]
-    return any(size is None or size > len(here) for size in sizes)
+    return any(size is None or size > len(here) for size in map(_group_size, found))
+
+
+def _group_size(op: tf.Operation) -> int | None:
+    """How many devices the group of a collective has; None if that is not known."""
+    if "group_size" in op.node_def.attr:  # of the first version
+        return int(op.node_def.attr["group_size"].i)
+    size = tf.get_static_value(op.inputs[_GROUP_SIZE]) if len(op.inputs) > _GROUP_SIZE else None
+    return None if size is None else int(size)
 
 
 def digest(graph: tf.Graph) -> str:
     """What a step's collectives are, in the order in which the program made them, which is that of their tokens."""
     parts = []
     for op in _collectives(graph):
-        size = tf.get_static_value(op.inputs[_GROUP_SIZE]) if len(op.inputs) > _GROUP_SIZE else None
         data = op.inputs[0] if len(op.inputs) else None
-        parts.append((op.type, str(size), "" if data is None else f"{data.dtype.name}{data.shape}"))
+        parts.append((op.type, str(_group_size(op)), "" if data is None else f"{data.dtype.name}{data.shape}"))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -15,13 +15,17 @@ from tfmem.steps.replicas import waits_for_others
 _SHOWN = 6  # nodes of a cycle that a report names
 
 
-def against_fusion(captured: Captured, shapes: FeedShapes) -> str:
+def against_fusion(captured: Captured, shapes: FeedShapes, agree: bool = False) -> str:
     """Why a step cannot be fused, whatever its regions are; "" if it can.
 
-    What other workers compute behind a collective must be computed by equal kernels, and they plan by themselves.
+    Args:
+        captured: the step.
+        shapes: of its feeds.
+        agree: whether other workers can agree with this one. What they compute behind a collective must be computed
+            by equal kernels.
     """
     graph = _read(captured, shapes)
-    if waits_for_others(graph):
+    if not agree and waits_for_others(graph):
         return FusionWhy.OTHER_WORKERS
     try:
         meetings(graph)

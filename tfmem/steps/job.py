@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from graph_passes.analysis.cost.model import Measured
 from graph_passes.analysis.memory.observe import Observation
 from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import fault_note
 from tfmem.steps.known_profiles import BatchProfiles
 from tfmem.steps.phases import Move
-from tfmem.steps.states import Checking, Given, Placed, State
+from tfmem.steps.replicas import waits_for_others
+from tfmem.steps.states import Checking, Given, Placed, Probed, Solving, State, Warming, Watching
 from tfmem.steps.trace import Trace
 from tfmem.steps.trials import Plans
+
+LARGE = 1_000  # ops of a step whose integer program takes a solver a second or more
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Job:
         others: what was observed of other batch sizes.
         budget: bytes; None for no limit.
         run: the table that the probes of this step write to.
+        elsewhere: why the step is left alone; "" if it is not.
     """
 
     engine: Engine
@@ -37,6 +44,7 @@ class Job:
     others: BatchProfiles
     budget: int | None
     run: int
+    elsewhere: str = ""
 
     @property
     def limit(self) -> int:
@@ -48,11 +56,11 @@ class Job:
     @property
     def is_gpu(self) -> bool:
         """Whether the step runs on a GPU."""
-        return self.engine.target.is_gpu
+        return self.engine.settings.target.is_gpu
 
     def given(self) -> Given:
         """The state before anything is known."""
-        return Given(function=self.trace.concrete, report=self.engine.unplanned(self.trace.name))
+        return Given(function=self.trace.concrete, report=self.engine.settings.unplanned(self.trace.name))
 
     def noted(self, error: Exception, doing: str, instead: str) -> str:
         """The line of a report about a fault, of which the user is warned."""
@@ -60,13 +68,41 @@ class Job:
 
     def watches(self, function: Any) -> bool:
         """Whether tfmem measures the memory of unprobed calls; not of a step that XLA runs, nor with other replicas."""
-        left_to_xla = self.trace.jit_compile and function is self.trace.base
-        return self.engine.observes and not left_to_xla and not self.trace.shared
+        return self._can_watch(function) and not self.trace.shared
+
+    def watches_replicas(self, function: Any) -> bool:
+        """Whether tfmem reads the peaks of a step of several replicas: not where it waits for other processes, which
+        would wait for a lock of this one."""
+        return self._can_watch(function) and not waits_for_others(self.trace.step.graph)
+
+    def _can_watch(self, function: Any) -> bool:
+        left_to_xla = self.trace.jit_compile and function is self.trace.base and self.trace.split is None
+        return self.engine.settings.observes and not left_to_xla
+
+    def room(self, state: Probed) -> AbstractContextManager[bool]:
+        """The memory for a call of `state`: the budget's where cuDNN may choose its algorithms; see `within`."""
+        if isinstance(state, Warming) and not state.search.roomy:
+            return self.engine.memory.within(self.limit)
+        return nullcontext(False)
 
     def timeline(self, seen: Observation) -> Timeline:
         """The step by what was measured."""
         estimate = self.engine.estimate(workspace=False)
         return self.trace.step.timeline(Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline))
+
+    def solves_beside(self, timeline: Timeline) -> bool:
+        """Whether a thread solves the integer program of a step while the step runs another plan.
+
+        On a GPU plans are tried in dry runs, within the first call.
+        """
+        settings = self.engine.settings
+        optimal = settings.options.offload.policy == "optimal"
+        return optimal and settings.observes and not self.is_gpu and len(timeline.steps) > LARGE
+
+    def planner(self, timeline: Timeline) -> Callable[..., OffloadPlan]:
+        """What makes plans by measured costs: without a solver where a thread will solve the program."""
+        plan = partial(self.trace.plan, timeline, timed=True)
+        return partial(_greedily, plan) if self.solves_beside(timeline) else plan
 
     def plans(self, timeline: Timeline, make: Callable[..., OffloadPlan]) -> Plans:
         """What may be run of the step, with the room that there is now."""
@@ -77,7 +113,7 @@ class Job:
         """A function that runs `plan`; with probes where `dry_run` says whether it writes variables."""
         if dry_run is None:
             return self.trace.build(timeline, plan)
-        return self.trace.build(timeline, plan, Probing(self.run, self.engine.target.name), dry_run=dry_run)
+        return self.trace.build(timeline, plan, Probing(self.run, self.engine.settings.target.name), dry_run=dry_run)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: tuple[str, ...], function: Any) -> Report:
         """The report of `plan`, by which `function` runs."""
@@ -86,7 +122,11 @@ class Job:
     def told(self, move: Move[State]) -> Move[State]:
         """`move`, after warning the user of what its report says, as soon as that is final."""
         state = move.state
-        if isinstance(state, Checking | Placed):
+        if isinstance(state, Checking | Watching | Solving | Placed):
             notes = (*state.notes, *state.report.notes)
             self.engine.notices.warn_of_losses(replace(state.report, notes=notes))
         return move
+
+
+def _greedily(plan: Callable[..., OffloadPlan], *args: Any, **how: Any) -> OffloadPlan:
+    return plan(*args, **{**how, "effort": Effort.GREEDY})

@@ -102,23 +102,23 @@ def _batches(old: Specs, new: Specs) -> tuple[int, int] | None:
 
 
 class Known:
-    """Profiles of one step, under its budget."""
+    """Profiles of one step, whatever its budget."""
 
-    def __init__(self, engine: Engine, trace: Trace, budget: int, others: BatchProfiles) -> None:
+    def __init__(self, engine: Engine, trace: Trace, others: BatchProfiles) -> None:
         """
         Args:
             engine: device and options.
             trace: the step, already read.
-            budget: bytes.
             others: of the same function.
         """
         self._trace = trace
         self._others = others
-        self._scales = engine.observes and not engine.target.is_gpu  # what cuDNN chooses does not scale
+        settings = engine.settings
+        self._scales = settings.observes and not settings.target.is_gpu  # what cuDNN chooses does not scale
         self._in_use = engine.memory.in_use_alone
-        self._memory = engine.target.memory
-        self._key = trace.fingerprint(budget)
-        self._cache = ProfileCache(engine.options.cache_directory)
+        self._memory = engine.settings.target.memory
+        self._key = trace.fingerprint()
+        self._cache = ProfileCache(engine.settings.options.cache_directory)
 
     def find(self) -> tuple[Observation, str] | None:
         """What was observed before, and where; nothing while the memory in use besides the step is unknown."""

@@ -11,15 +11,18 @@ from functools import partial
 from typing import Any
 
 from graph_passes.decision import FusionWhy
+from graph_passes.errors import BudgetError
 from graph_passes.report import Report
 from tfmem.capture.concrete_function import call_traced, is_recorded
+from tfmem.capture.strategies import runs_elsewhere
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.out_of_memory import SUSPECTS
+from tfmem.runtime.faults import left_to_tensorflow
+from tfmem.runtime.out_of_memory import SUSPECTS, lacks_memory
 from tfmem.runtime.progress import shown
-from tfmem.steps import contest, measuring
+from tfmem.steps import comparing, composed, measuring, solving, xla_runner
 from tfmem.steps.after_grappler import with_fusion
 from tfmem.steps.agreement import tell_others
-from tfmem.steps.contest import fuse, take_turn
+from tfmem.steps.comparing import fuse, take_turn
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles
 from tfmem.steps.phases import Event, Machine, Move, Phase
@@ -28,16 +31,21 @@ from tfmem.steps.random_streams import Draws
 from tfmem.steps.settling import left
 from tfmem.steps.states import (
     Checking,
-    Contest,
+    Comparing,
+    Compiling,
+    Composing,
     Failed,
     Fusing,
     Placed,
     Planning,
     Probed,
     Settled,
+    Solving,
     State,
     Trying,
+    Tuning,
     Warming,
+    Watching,
 )
 from tfmem.steps.trace import Trace
 from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
@@ -53,34 +61,42 @@ class ManagedStep:
         self,
         concrete: Any,
         engine: Engine,
-        jit_compile: bool = False,
+        jit_compile: bool | None = False,
         draws: Draws | None = None,
         others: BatchProfiles | None = None,
+        elsewhere: str = "",
+        trace: Trace | None = None,
     ) -> None:
         """Plan by estimate.
 
         Args:
             concrete: the trace, a `ConcreteFunction`.
             engine: budget, device and options.
-            jit_compile: whether the trace would run under XLA if nothing had to move.
+            jit_compile: whether the trace would run under XLA if nothing had to move; None: it may, False: it must not.
             draws: streams of random numbers that this step goes on with, and others; its own if not given.
             others: what was observed of other batch sizes of the function.
+            elsewhere: why what it is called with is left to TensorFlow; "" if it is not.
+            trace: the trace on its way through the passes; by default a new one.
 
         Raises:
+            ReplicasError: the step runs in other processes, on a TPU or on a mesh, and the user gave a budget.
             InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
             SpillDirectoryError: see `graph_passes.errors`.
         """
         self._given = concrete
+        elsewhere = elsewhere or runs_elsewhere(concrete)
+        if elsewhere:
+            engine = left_to_tensorflow(engine, elsewhere)
         self._lock = threading.RLock()  # of calls that run alone, and of what replaces the state
         self._timing = threading.Lock()  # of the thread that times
         self._took = 0.0  # seconds of the latest call with probes
         self._new_trace = partial(Trace, concrete, engine, jit_compile, draws)
-        trace = self._new_trace()
+        trace = trace or self._new_trace()
         others = BatchProfiles() if others is None else others
-        self._job = job = Job(engine, trace, others, engine.budget, next(_runs))
-        self._machine: Machine[State] = Machine(engine.label or trace.name, job.given())
+        self._job = job = Job(engine, trace, others, engine.settings.budget, next(_runs), elsewhere)
+        self._machine: Machine[State] = Machine(trace.name, job.given())
         count = len(concrete.graph.get_operations())
-        with shown(engine.options.progress, lambda: f"planning {self._machine.name} ({count:,} ops)"):
+        with shown(engine.settings.options.progress, lambda: f"planning {self._machine.name} ({count:,} ops)"):
             self._move(begin(job))
             self._go_on()
 
@@ -95,6 +111,8 @@ class ManagedStep:
         """Begin fusion, once memory is settled."""
         if isinstance(state := self._state, Placed):
             self._move(fuse(self._job, state))
+        if not self._job.engine.settings.observes:
+            self._compose()
 
     def _take_over(self) -> State:
         """The state, after taking over the plan of a thread that has finished."""
@@ -114,6 +132,15 @@ class ManagedStep:
             self._go_on()
             return self._state
 
+    def _after_solving(self) -> State:
+        """The state, after going on from a program that a thread has solved."""
+        with self._lock:
+            state = self._state
+            if isinstance(state, Solving) and state.work.done:
+                self._move(self._job.told(solving.solved(self._job, state)))
+                self._go_on()
+            return self._state
+
     @property
     def phase(self) -> Phase:
         """Where the step is in its life."""
@@ -127,15 +154,17 @@ class ManagedStep:
             return found.report
         if isinstance(state, Planning):
             return with_fusion(state.report, FusionWhy.MEANWHILE)
-        if self._job.engine.stitches and isinstance(state, Probed | Checking | Placed):
+        if isinstance(state, Solving):
+            return solving.meanwhile(state.report)
+        if self._job.engine.settings.stitches and isinstance(state, Probed | Checking | Watching | Placed | Composing):
             return with_fusion(state.report, FusionWhy.UNDECIDED)
         return state.report
 
     @property
     def unchanged(self) -> bool:
-        """Whether all further calls run the unmodified trace."""
+        """Whether all further calls run the unmodified trace, with XLA if that would run it."""
         state = self._state
-        return state.phase.is_final and state.function is self._given
+        return state.phase.is_final and state.function is self._given and not state.report.xla_lost
 
     @property
     def settled(self) -> bool:
@@ -143,14 +172,25 @@ class ManagedStep:
         return self._state.phase.is_final
 
     @property
+    def decided(self) -> bool:
+        """Whether `function` is what a caller would be given for good, but for tuned kernels, and for XLA."""
+        return self.settled or isinstance(self._state, Tuning | Compiling)
+
+    @property
     def function(self) -> Any:
         """The `ConcreteFunction` that runs now; callers may call it, put it into other graphs, and save it."""
         function = self._state.function
         return getattr(function, "portable", function)
 
+    @property
+    def running(self) -> Any:
+        """The function that calls run now."""
+        return self._state.function
+
     def wait(self) -> None:
         """Wait until a planning thread is done; the next call uses its plan."""
-        if isinstance(state := self._state, Planning | Fusing):
+        state = self._state
+        if isinstance(state, Planning | Solving | Fusing | Tuning | Compiling | Comparing) and state.work is not None:
             state.work.wait()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +204,9 @@ class ManagedStep:
                 raise
         if isinstance(state, Planning):
             state = self._take_over()
-        if isinstance(state, Planning):
+        elif isinstance(state, Solving):
+            state = self._after_solving()
+        if isinstance(state, Planning | Solving):
             result = call_traced(state.function, args, kwargs)
             state.work.begin()
             return result
@@ -177,11 +219,13 @@ class ManagedStep:
 
     def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a step that is measured, until it has run other than dry; then go on to what follows."""
+        if isinstance(self._state, Composing):
+            return self._with_regions(args, kwargs)
         done, result = False, None
         while not done and isinstance(state := self._state, Probed):
             del result
             began, doing = time.monotonic(), f"{self._machine.name}: {self._doing(state)}"
-            with shown(self._job.engine.options.progress, partial(str, doing), self._took):
+            with shown(self._job.engine.settings.options.progress, partial(str, doing), self._took):
                 done, result = self._probed(state, args, kwargs)
             self._took = time.monotonic() - began
         if not done:
@@ -191,6 +235,8 @@ class ManagedStep:
 
     def _doing(self, state: Probed) -> str:
         """What the next call with probes does, in words."""
+        if isinstance(state, Trying) and state.search.stays is not None:
+            return "trying the solver's plan"
         if isinstance(state, Trying):
             most = GPU_TRIALS if self._job.is_gpu else 1 + CPU_RETRIES
             return f"trial {len(state.search.trials) + 1} of at most {most}"
@@ -198,12 +244,13 @@ class ManagedStep:
 
     def _probed(self, state: Probed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Run a plan with probes; whether that was the step, and its result."""
-        job = self._job
+        job, held = self._job, False
         try:
             function = partial(call_traced, state.function, args, kwargs)
-            result, samples, flow = job.engine.meter.sampled(job.run, function)
+            with job.room(state) as held:
+                result, samples, flow = job.engine.meter.sampled(job.run, function)
         except SUSPECTS as error:
-            self._move(measuring.short_of_memory(job, state, error))
+            self._move(measuring.short_of_memory(job, state, error, held))
             return False, None
         job.trace.ran(state.function)
         self._move(measuring.ran(job, state, samples, flow))
@@ -213,6 +260,16 @@ class ManagedStep:
         """Run what was chosen, and watch it if it is to be."""
         state, job = self._state, self._job
         function = partial(call_traced, state.function, args, kwargs)
+        if isinstance(state, Watching) and state.tables:
+            result, samples, _ = job.engine.meter.sampled_on(state.tables, function)
+            job.trace.ran(state.function)
+            self._move(measuring.timed_on(job, state, samples))
+            return result
+        if isinstance(state, Watching):
+            result, peaks = job.engine.meter.watched_on(state.devices, function)
+            job.trace.ran(state.function)
+            self._move(measuring.watched_on(job, state, peaks))
+            return result
         if not isinstance(state, Checking):  # since the call, or since another thread's
             return function()
         result, peak = job.engine.meter.watched(function)
@@ -220,22 +277,64 @@ class ManagedStep:
         self._move(measuring.watched(job, state, peak))
         return result
 
+    def _with_regions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the step with its regions, as a step inside this one, until that is settled."""
+        state = self._compose()
+        if not isinstance(state, Composing) or state.step is None:  # decided, perhaps by another thread's call
+            return call_traced(state.function, args, kwargs)
+        try:
+            result = state.step(*args, **kwargs)
+        except BudgetError as error:  # no variable was written
+            self._move(composed.gave_up(state, error))
+            return call_traced(self._state.function, args, kwargs)
+        except SUSPECTS as error:
+            if lacks_memory(error):  # the next call runs without these regions
+                self._move(composed.gave_up(state, error))
+            raise
+        if state.step.settled:
+            self._move(composed.decided(state, state.step.report, state.step.running))
+        return result
+
+    def _compose(self) -> State:
+        """The state once there is a step that runs with its regions; where nothing is measured, that is the choice."""
+        while isinstance(state := self._state, Composing) and state.step is None:
+            try:
+                engine = composed.memory_engine(self._job.engine)
+                step = ManagedStep(self._given, engine, trace=state.compositions[0].trace.prepared())
+            except BudgetError as error:
+                self._move(composed.gave_up(state, error))
+                continue
+            except Exception as error:  # after any error, the step runs without regions
+                return self._move(state.fuser.failed(state, error, "stitching", FusionWhy.FAILED))
+            state = replace(state, step=step)
+            self._move(Move(Event.RAN, state))
+            if step.settled:
+                self._move(composed.decided(state, step.report, step.running))
+        return self._state
+
     def _beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the step, and perhaps time it: before, on copies, or as it runs."""
         before = self._state  # what it runs is kept until its successor has run, which goes on with its random numbers
-        ready = not isinstance(before, Fusing) or before.work.done
+        work = before.work if isinstance(before, Fusing | Tuning | Compiling | Comparing) else None
+        ready = work is None or work.done
         if ready and self._timing.acquire(blocking=False):
             try:
                 state = self._timed(args, kwargs)
-                if isinstance(state, Contest) and state.turns is not None:
-                    result, move = take_turn(state, state.turns, args, kwargs)
+                if isinstance(state, Comparing) and state.turns is not None:
+                    try:
+                        result, move = take_turn(state, state.turns, args, kwargs)
+                    except SUSPECTS as error:
+                        tell_others(self._job, state.report, error)
+                        if state.turns.stitched and lacks_memory(error):
+                            self._move(comparing.without_room(state))
+                        raise
                     self._move(move)
                     return result
             finally:
                 self._timing.release()
         with nullcontext() if ready else self._job.engine.alternation.call():
             result = call_traced(self._state.function, args, kwargs)
-        if isinstance(before, Fusing):
+        if isinstance(before, Fusing | Tuning):
             before.work.begin()
         return result
 
@@ -243,7 +342,23 @@ class ManagedStep:
         """The state after all decisions that are possible now, and after a slice of timing."""
         state = self._state
         if isinstance(state, Fusing):
-            state = self._move(contest.planned(state))
-        if isinstance(state, Contest) and state.turns is None:
-            state = self._move(contest.contest(state, args, kwargs))
+            state = self._move(comparing.planned(state))
+        elif isinstance(state, Tuning) and state.work.done:
+            state = self._move(comparing.tuned(state))
+        if isinstance(state, Comparing) and state.turns is None:
+            state = self._move(comparing.compare(state, args, kwargs))
+        if isinstance(state, Compiling):
+            state = self._with_xla(state, args, kwargs)
         return state
+
+    def _with_xla(self, state: Compiling, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        """The state once XLA compiles the step for the arguments of a call, or has done so."""
+        if state.work is None:
+            state = xla_runner.begun(state, args, kwargs)
+            self._move(Move(Event.BEGUN, state))
+            if self._job.engine.settings.options.fusion.tune == "full":
+                self.wait()
+        if state.work is None or not state.work.done:
+            return state
+        found = self._move(xla_runner.compiled(state))
+        return self._move(comparing.compare(found, args, kwargs)) if isinstance(found, Comparing) else found

@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from graph_passes.analysis.memory.observe import Sample, observe
+from graph_passes.analysis.memory.observe import Sample, corrected, observe, short_at
+from graph_passes.analysis.memory.simulate import usage_under
+from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.passes.offload.plan import tighter
+from tfmem.runtime.estimate import Timed
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.measured_call import Flow
 from tfmem.runtime.out_of_memory import lacks_memory
+from tfmem.steps import solving
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Move
-from tfmem.steps.settling import choose, keep, left, next_trial, probed, settle
-from tfmem.steps.states import Checking, Observing, Probed, State, Trying, Warming
+from tfmem.steps.planning import begun
+from tfmem.steps.replicas import estimated, measured_replicas, plan_replicas, replanned, timed_lanes
+from tfmem.steps.settling import keep, left, next_trial, probed, settle, settle_best
+from tfmem.steps.states import Checking, Observing, Probed, State, Trying, Warming, Watching
 from tfmem.steps.trials import CPU_RETRIES, checked, judged
 
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
@@ -40,15 +46,37 @@ def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Mo
             return job.told(_disturbed(job, state))
         known = _learned(job, state, samples, flow)
         return job.told(_after(job, known))
+    except InfeasibleBudgetError as error:
+        return job.told(_divided(job, known) or keep(job, known, error))
     except Exception as error:
         return job.told(keep(job, known, error))
+
+
+def _divided(job: Job, state: Probed) -> Move[State] | None:
+    """What follows where no plan meets the budget by what was measured, but parts may run on pieces of the batch.
+
+    This is for users who asked for pieces: what oneDNN needs for a piece is not known before it runs, so a step that
+    was divided may still be over, and its numbers are equal to rounding only.
+    """
+    if job.engine.settings.options.offload.split != "faster":
+        return None
+    try:
+        if isinstance(state, Warming) or job.trace.divide(job.limit) is not None:
+            return None
+        move = begun(job, state, job.limit)
+    except Exception as error:
+        if is_fault(error):
+            job.noted(error, "splitting the batch", "the best plan that ran stays")
+        return None
+    named = {Event.UNKNOWN: Event.DIVIDED, Event.KNOWN: Event.NEXT}
+    return Move(named.get(move.event, move.event), move.state)
 
 
 def _learned(job: Job, state: Probed, samples: list[Sample], flow: Flow) -> Probed:
     """`state` with what the probes read; unchanged for a first plan whose costs come from a profile."""
     if isinstance(state, Observing):
         return _observed(job, state, samples, flow)
-    return _tried(state, samples, flow) if isinstance(state, Trying) else state
+    return _tried(job, state, samples, flow) if isinstance(state, Trying) else state
 
 
 def _observed(job: Job, state: Observing, samples: list[Sample], flow: Flow) -> Observing:
@@ -62,39 +90,114 @@ def _observed(job: Job, state: Observing, samples: list[Sample], flow: Flow) -> 
     return replace(state, search=replace(search, timeline=timeline, seen=timeline))
 
 
-def _tried(state: Trying, samples: list[Sample], flow: Flow) -> Trying:
-    """`state` with the trial that ran."""
+def _tried(job: Job, state: Trying, samples: list[Sample], flow: Flow) -> Trying:
+    """`state` with the trial that ran. On a CPU, whose allocator is not replayed, it corrects the costs."""
     search = state.search
     seen = observe(search.timeline, state.plan.moves, samples, state.plan.paddings)
     trial = judged(state.plan, state.report, seen, flow)
+    if not job.is_gpu:
+        search = replace(search, timeline=corrected(search.timeline, seen), plans=None)
     return replace(state, search=replace(search, trials=(*search.trials, trial)))
 
 
 def _after(job: Job, state: Probed) -> Move[State]:
     """The next plan to try; or what was chosen, where nothing is left to gain."""
     search = state.search
+    if search.stays is not None:
+        return solving.judged(job, state, search.stays)
     if isinstance(state, Trying):
         seen = search.trials[-1].seen
         floor = sum(step.seconds for step in search.timeline.steps)
         good = not job.is_gpu or seen.step_seconds <= GOOD_ENOUGH * floor
         if good and seen.peak <= job.limit:
-            return choose(job, state, search)
+            return settle_best(job, state, search)
     return next_trial(job, state, search)
 
 
-def _disturbed(job: Job, state: Probed | Checking) -> Move[State]:
+def timed_on(job: Job, state: Watching, samples: list[list[Sample]] | None) -> Move[State]:
+    """What follows a step with probes on several devices: plans by what was measured, without probes.
+
+    Args:
+        job: the trace.
+        state: what ran.
+        samples: what the probes of each device read; None if another call was measured meanwhile.
+    """
+    if not state.warm:  # its kernels were loaded meanwhile
+        return Move(Event.RAN, replace(state, warm=True))
+    plans, costs = state.plans, None
+    try:
+        if samples is not None:
+            costs = Timed(timed_lanes(state.plans, samples), estimated(job.engine))
+        budgets = {found.device: found.budget for found in state.report.devices}
+        plans = plan_replicas(job.trace.step, job.engine, budgets, costs=costs)
+        function, report = job.trace.build_lanes(plans), job.trace.describe_lanes(plans, costs is not None)
+    except Exception as error:  # the plan by estimate stays
+        note = job.noted(error, "planning by measured times", "the plan by estimates runs")
+        plans, costs, function = state.plans, None, job.trace.build_lanes(state.plans)
+        report = replace(state.report, notes=(*state.report.notes, note))
+    state = replace(state, function=function, report=report, plans=plans, costs=costs, tables=(), warm=False)
+    return Move(Event.RAN, state)
+
+
+def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None) -> Move[State]:
+    """What follows a step on several devices: they are planned for less if a peak is over its budget.
+
+    Args:
+        job: the trace.
+        state: what ran.
+        peaks: bytes that it took of each device; None if that is not known.
+    """
+    try:
+        if peaks is None:
+            return job.told(_disturbed(job, state))
+        if not state.warm:
+            report = measured_replicas(state.report, [peaks], last=False)
+            return Move(Event.RAN, replace(state, report=report, warm=True))
+        return job.told(_checked_on(job, replace(state, peaks=(*state.peaks, peaks))))
+    except Exception as error:  # the step ran, and its result is the caller's
+        notes = (*state.report.notes, job.noted(error, "planning by measurement", "what ran stays"))
+        return job.told(left(job, replace(state, report=replace(state.report, notes=notes)), Event.FAULT))
+
+
+def _checked_on(job: Job, state: Watching) -> Move[State]:
+    report = measured_replicas(state.report, state.peaks, last=False)
+    over = {found.device: found.over for found in report.devices if found.over}
+    if over and job.engine.settings.must_fit and state.replans < CPU_RETRIES:
+        plans = replanned(job.trace.step, job.engine, state.plans, report, state.costs)
+        if plans is not None:
+            notes = tuple(
+                f"replanned: a plan ran {size:,} bytes over the budget of {name}" for name, size in over.items()
+            )
+            function = job.trace.build_lanes(plans)
+            told = job.trace.describe_lanes(plans, state.costs is not None)
+            told = replace(told, notes=(*told.notes, *state.notes, *notes))
+            state = replace(state, function=function, report=told, plans=plans, replans=state.replans + 1, peaks=())
+            return Move(Event.OVER, replace(state, notes=(*state.notes, *notes)))
+        state = replace(state, replans=CPU_RETRIES)  # nothing is left to try
+    last = len(state.peaks) == CHECKS
+    state = replace(state, report=measured_replicas(state.report, state.peaks, last))
+    return left(job, state, Event.WITHIN) if last else Move(Event.RAN, state)
+
+
+def _disturbed(job: Job, state: Probed | Checking | Watching) -> Move[State]:
     """What follows a call that overlapped with another measured one: the next call is measured, or none any more."""
     state = replace(state, disturbed=state.disturbed + 1)
     if state.disturbed < PATIENT_CALLS:
         return Move(Event.DISTURBED, state)
-    final: State = state if isinstance(state, Checking) else choose(job, state, state.search).state
+    final: State = state if isinstance(state, Checking | Watching) else settle_best(job, state, state.search).state
     note = f"not measured: {PATIENT_CALLS} calls ran while another step was measured"
     report = replace(final.report, notes=(*final.report.notes, note))
     return left(job, replace(final, report=report), Event.IMPATIENT)
 
 
-def short_of_memory(job: Job, state: Probed, error: Exception) -> Move[State]:
+def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Move[State]:
     """A plan ran out of memory before any variable was written: go on to the next, with the same step.
+
+    Args:
+        job: the trace.
+        state: what ran.
+        error: what was raised.
+        held: whether memory beyond the budget was held back: then the same plan runs again, in all of it.
 
     Raises:
         Exception: `error`, if it does not speak of memory, if a weight may have been updated already, so that the
@@ -106,15 +209,21 @@ def short_of_memory(job: Job, state: Probed, error: Exception) -> Move[State]:
     reached = max((row.index // 2 for row in rows), default=0)
     if not lacks_memory(error) or (reached >= trace.step.first_update and not search.dry_run):
         raise error
+    if held:
+        return Move(Event.SHORT, replace(state, search=replace(search, roomy=True)))
     where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
     note = (
         f"a plan for {state.plan.budget:,} bytes ran out of memory at '{where}', before any variable was written; the "
         f"step was run again under another plan{trace.graphs.again(search.dry_run)}"
     )
     state = replace(state, notes=(*state.notes, note))
+    if search.stays is not None:
+        return job.told(left(job, replace(search.stays, notes=state.notes)))
     if isinstance(state, Trying):
+        usage = usage_under(search.timeline, state.plan.moves, state.plan.paddings)
+        cut = short_at(search.timeline, where, usage.tolist(), job.limit)
         try:
-            return job.told(next_trial(job, state, search))
+            return job.told(next_trial(job, state, replace(search, timeline=cut, plans=None)))
         except Exception as fault:
             if not is_fault(fault):
                 raise
@@ -160,7 +269,10 @@ def _checked(job: Job, state: Checking, peak: int) -> Move[State]:
         return Move(Event.RAN, state)
     report = replace(state.report, notes=tuple(dict.fromkeys((*state.notes, *state.report.notes))))
     planned = state.function is not job.trace.base
-    return left(job, replace(state, report=checked(report, state.peaks, job.limit, planned)), Event.WITHIN)
+    state = replace(state, report=checked(report, state.peaks, job.limit, planned))
+    if state.search is not None and state.plan is not None:
+        return solving.begun(job, state, state.search, state.plan)
+    return left(job, state, Event.WITHIN)
 
 
 def _replanned(job: Job, state: Checking, over: int) -> Move[State] | None:
@@ -169,7 +281,7 @@ def _replanned(job: Job, state: Checking, over: int) -> Move[State] | None:
     if plan is None or timeline is None:
         return None
     try:
-        tight = tighter(partial(job.trace.plan, timeline, timed=True), plan, over)
+        tight = tighter(job.planner(timeline), plan, over)
         if tight is not None:
             job.engine.memory.require_host_room(timeline, tight)
     except Exception as error:
@@ -181,5 +293,5 @@ def _replanned(job: Job, state: Checking, over: int) -> Move[State] | None:
     note = f"replanned: a plan for {plan.budget:,} bytes ran {over:,} over the budget"
     again = settle(job, replace(state, notes=(*state.notes, note)), timeline, tight, force=True).state
     if isinstance(again, Checking):
-        return Move(Event.OVER, replace(again, replans=state.replans + 1))
+        return Move(Event.OVER, replace(again, replans=state.replans + 1, search=state.search))
     return Move(Event.WITHIN, again)

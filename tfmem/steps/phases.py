@@ -25,9 +25,17 @@ class Phase(enum.Enum):
             budget; the fastest within the budget stays. More memory is not always faster: an allocator near its limit
             is fragmented, and then convolutions fall back to slower algorithms.
         CHECKING: calls run the chosen plan as it will stay, without probes: does its peak stay within the budget?
+        SOLVING: calls run what was checked; a thread solves a large step's integer program, by measured costs. If
+            its plan is predicted to be faster, that is tried.
         PLACED: memory is settled; fusion comes next, if it was asked for.
         FUSING: a thread plans regions; calls run the step without them.
-        CONTEST: calls time the step with its regions against the step without.
+        COMPOSING: tensors move, and regions were planned for the same budget; calls run the step with both, which
+            is a step inside this one, until its memory is settled.
+        COMPARING: calls time the step with its regions against the step without.
+        TUNING: it is decided how the step runs; a thread times the kernels of its regions, and if others save enough,
+            they are timed against these.
+        COMPILING: it is decided how the step runs; a thread has XLA compile it, and if XLA can, that is timed against
+            what runs.
         SETTLED: what runs is final.
         FAILED: what runs is final, without a plan and without regions, because of a bug in tfmem.
     """
@@ -38,9 +46,13 @@ class Phase(enum.Enum):
     OBSERVING = "observing"
     TRYING = "trying"
     CHECKING = "checking"
+    SOLVING = "solving"
     PLACED = "placed"
     FUSING = "fusing"
-    CONTEST = "contest"
+    COMPOSING = "composing"
+    COMPARING = "comparing"
+    TUNING = "tuning"
+    COMPILING = "compiling"
     SETTLED = "settled"
     FAILED = "failed"
 
@@ -50,14 +62,9 @@ class Phase(enum.Enum):
         return self in (Phase.SETTLED, Phase.FAILED)
 
     @property
-    def is_probed(self) -> bool:
-        """Whether what runs holds probes."""
-        return self in (Phase.WARMING, Phase.OBSERVING, Phase.TRYING)
-
-    @property
     def is_beside(self) -> bool:
         """Whether calls of several threads run at once although the step is not settled."""
-        return self in (Phase.FUSING, Phase.CONTEST)
+        return self in (Phase.FUSING, Phase.COMPARING, Phase.TUNING, Phase.COMPILING)
 
 
 class Event(enum.Enum):
@@ -73,13 +80,19 @@ class Event(enum.Enum):
     IMPATIENT = "three calls could not be measured"
     SHORT = "out of memory, and there is another plan"
     NEXT = "there is a plan to try"
+    DIVIDED = "no plan meets the budget, and parts will run on pieces of the batch"
     OVER = "over the budget, and there is a tighter plan"
     WITHIN = "three calls were checked"
+    SOLVES = "a thread solves the integer program"
     STAYS = "fusion is decided without timing, or not asked for"
     THREAD = "a thread plans regions"
+    COMPOSED = "regions and moves are planned together"
     TIMED = "regions are to be timed"
     UNCLEAR = "the times are not clear yet"
     CLEAR = "the times are clear, or cannot be taken"
+    TUNES = "it is decided, and kernels are to be tuned"
+    COMPILES = "it is decided, and XLA may be faster"
+    BEGUN = "a call brings its arguments"
     FAULT = "a fault"
 
 
@@ -107,24 +120,50 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
     Phase.GIVEN: {Event.DEFERRED: Phase.PLANNING, **_PLANNED},
     Phase.PLANNING: {**_PLANNED, Event.FAULT: Phase.PLACED},
     Phase.WARMING: _probed(Phase.WARMING, RAN=Phase.OBSERVING, SHORT=Phase.WARMING),
-    Phase.OBSERVING: _probed(Phase.OBSERVING, SHORT=Phase.OBSERVING),
-    Phase.TRYING: _probed(Phase.TRYING, RAN=Phase.TRYING),
+    Phase.OBSERVING: _probed(Phase.OBSERVING, SHORT=Phase.OBSERVING, DIVIDED=Phase.WARMING),
+    Phase.TRYING: _probed(Phase.TRYING, RAN=Phase.TRYING, DIVIDED=Phase.WARMING, SOLVES=Phase.SOLVING),
     Phase.CHECKING: {
         Event.RAN: Phase.CHECKING,
         Event.DISTURBED: Phase.CHECKING,
         Event.IMPATIENT: Phase.PLACED,
         Event.OVER: Phase.CHECKING,
         Event.WITHIN: Phase.PLACED,
+        Event.SOLVES: Phase.SOLVING,
         Event.FAULT: Phase.PLACED,
     },
+    Phase.SOLVING: {Event.NEXT: Phase.TRYING, Event.UNWATCHED: Phase.PLACED},
     Phase.PLACED: {
         Event.STAYS: Phase.SETTLED,
         Event.THREAD: Phase.FUSING,
-        Event.TIMED: Phase.CONTEST,
+        Event.COMPOSED: Phase.COMPOSING,
+        Event.TIMED: Phase.COMPARING,
+        Event.COMPILES: Phase.COMPILING,
         Event.FAULT: Phase.FAILED,
     },
-    Phase.FUSING: {Event.STAYS: Phase.SETTLED, Event.TIMED: Phase.CONTEST, Event.FAULT: Phase.FAILED},
-    Phase.CONTEST: {Event.UNCLEAR: Phase.CONTEST, Event.CLEAR: Phase.SETTLED, Event.FAULT: Phase.FAILED},
+    Phase.FUSING: {
+        Event.STAYS: Phase.SETTLED,
+        Event.COMPOSED: Phase.COMPOSING,
+        Event.TIMED: Phase.COMPARING,
+        Event.TUNES: Phase.TUNING,
+        Event.COMPILES: Phase.COMPILING,
+        Event.FAULT: Phase.FAILED,
+    },
+    Phase.COMPOSING: {
+        Event.RAN: Phase.COMPOSING,
+        Event.STAYS: Phase.SETTLED,
+        Event.TIMED: Phase.COMPARING,
+        Event.FAULT: Phase.FAILED,
+    },
+    Phase.COMPARING: {
+        Event.UNCLEAR: Phase.COMPARING,
+        Event.CLEAR: Phase.SETTLED,
+        Event.COMPOSED: Phase.COMPOSING,
+        Event.TUNES: Phase.TUNING,
+        Event.COMPILES: Phase.COMPILING,
+        Event.FAULT: Phase.FAILED,
+    },
+    Phase.TUNING: {Event.STAYS: Phase.SETTLED, Event.TIMED: Phase.COMPARING, Event.COMPILES: Phase.COMPILING},
+    Phase.COMPILING: {Event.BEGUN: Phase.COMPILING, Event.STAYS: Phase.SETTLED, Event.TIMED: Phase.COMPARING},
     Phase.SETTLED: {},
     Phase.FAILED: {},
 }

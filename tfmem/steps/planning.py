@@ -6,21 +6,37 @@ from dataclasses import replace
 from functools import partial
 
 from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.passes.offload.options import Effort
+from graph_passes.refusals import Reason
+from tfmem.budgets import DeviceBudgets
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps.agreement import agreed, meets_others
+from tfmem.steps.given_plan import DIVIDED, OTHER_INPUTS, by_plan, planned_for, require_same
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import Known
 from tfmem.steps.phases import Event, Move
-from tfmem.steps.replicas import plan_replicas
+from tfmem.steps.replicas import (
+    budget_together,
+    budgets_on_devices,
+    plan_replicas,
+    probes_of,
+    require_fitting,
+    undivided,
+)
 from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle
-from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming
+from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming, Watching
 from tfmem.steps.trace import Trace
 from tfmem.steps.work import Work
+
+LARGE = 20  # part of the budget from which on a loop's lists are large
 
 
 def begin(job: Job) -> Move[State]:
     """Plan now, or let a thread plan once the step has run. Raises what `start` raises."""
+    if job.elsewhere:
+        state = job.given()
+        return left(job, replace(state, report=replace(state.report, notes=(f"left unchanged: {job.elsewhere}",))))
     if can_wait(job.engine, job.trace):
         work: Work[Move[State]] = Work(partial(start, job), "tfmem planning")
         return Move(Event.DEFERRED, Planning(**vars(job.given()), work=work))
@@ -39,10 +55,12 @@ def can_wait(engine: Engine, trace: Trace) -> bool:
     the user gave a budget; the step may need more memory than the device has; or it draws random numbers, since another
     graph would restart their streams.
     """
-    options, budget = engine.options, engine.budget
-    if not (engine.stitches and engine.target.is_gpu and (engine.replaces or budget is not None)):
+    options, budget = engine.settings.options, engine.settings.budget
+    if not (
+        engine.settings.stitches and engine.settings.target.is_gpu and (engine.settings.replaces or budget is not None)
+    ):
         return False
-    if not options.observe or options.fusion.tune != "fast" or engine.must_fit:
+    if not options.observe or options.fusion.tune != "fast" or engine.settings.must_fit:
         return False
     try:
         # A step of replicas is fused at once, or never: there is nothing to wait for.
@@ -60,12 +78,13 @@ def start(job: Job) -> Move[State]:
     """
     state = _with_layers(job)
     if job.budget is None:
+        _require_used(job.engine)
         return job.told(left(job, state))
     reading = True
     try:
         job.trace.read()
         reading = False
-        return job.told(_begun(job, state, job.budget))
+        return job.told(begun(job, state, job.budget))
     except NOT_PLANNABLE as error:
         report = left_alone(job.engine, state.report, error, bool(job.trace.replacements.matches))
         return job.told(left(job, replace(state, report=report)))
@@ -93,32 +112,56 @@ def _with_layers(job: Job) -> Given:
     return replace(state, function=trace.base)
 
 
-def _begun(job: Job, state: State, budget: int) -> Move[State]:
+def begun(job: Job, state: State, budget: int) -> Move[State]:
     """What follows the reading of a step: a plan by estimates, or a first plan that is observed."""
     engine, trace = job.engine, job.trace
     if trace.shared:
-        return _of_replicas(job, state, budget)
+        return _of_replicas(job, state)
+    _require_used(engine)
+    given = engine.settings.plan
+    if given is not None and trace.split is None:
+        same = planned_for(given, trace)
+        if same and not given.split:
+            return by_plan(job, state, given)
+        if same:
+            require_same(given, trace)
+        state = replace(state, notes=(*state.notes, DIVIDED if same else OTHER_INPUTS))
     careful = trace.step.timeline(engine.estimate(workspace=True))
-    if careful.peak <= engine.surely_fits * budget:
+    if careful.peak <= engine.settings.surely_fits * budget:
         return settle(job, state, careful, trace.plan(careful, budget))
+    if trace.split_loops(least=budget // LARGE):
+        careful = trace.step.timeline(engine.estimate(workspace=True))
     # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
     timeline = trace.step.timeline(engine.estimate(workspace=False)) if job.is_gpu else careful
-    least = trace.plan(timeline, budget)  # raises where no plan can meet the budget
+    # raises where no plan can meet the budget; a step that is observed is planned again
+    effort = Effort.GREEDY if engine.settings.observes else Effort.SEARCHED
+    try:
+        least = trace.plan(timeline, budget, effort=effort)
+    except InfeasibleBudgetError as error:
+        if trace.split is not None:
+            raise
+        refused = trace.divide(budget)
+        if refused is not None:
+            raise error.with_split(str(refused)) from error
+        return begun(job, state, budget)
+    asked = engine.settings.options.offload.split == "faster" and trace.split is None
+    if asked and trace.divide(budget, least.after.seconds) is None:
+        return begun(job, state, budget)
     engine.memory.require_host_room(timeline, least)
-    if engine.options.observe:
+    if engine.settings.options.observe:
         engine.memory.separate(trace.concrete.variables)
-    known = Known(engine, trace, budget, job.others)
+    known = Known(engine, trace, job.others)
     found, seen = known.find(), None
     if found is not None:
         try:
             seen = job.timeline(found[0])
-            least, timeline = trace.plan(seen, budget, timed=True), seen
+            least, timeline = trace.plan(seen, budget, timed=True, effort=effort), seen
             state = replace(state, notes=(*state.notes, found[1]))
         except InfeasibleBudgetError:
-            if not engine.observes:
+            if not engine.settings.observes:
                 raise
             seen = None  # to refuse it, it has to be seen itself
-    if not engine.observes:
+    if not engine.settings.observes:
         state = replace(state, notes=(*state.notes, *_unobserved(engine, trace.name, seen is not None)))
         return settle(job, state, timeline, least)
     state = replace(state, kept=tuple(engine.memory.keep_apart(timeline)) if job.is_gpu else ())
@@ -140,24 +183,67 @@ def _begun(job: Job, state: State, budget: int) -> Move[State]:
     return Move(Event.UNKNOWN, probed(job, Warming, state, search, first))
 
 
-def _of_replicas(job: Job, state: State, budget: int) -> Move[State]:
+def _require_used(engine: Engine) -> None:
+    """Refuse budgets by device of which none is for the one device of a step."""
+    if isinstance(engine.settings.options.memory_budget, DeviceBudgets):
+        engine.settings.require_used()
+
+
+def _of_replicas(job: Job, state: State) -> Move[State]:
     """A final plan for each device: a step of several replicas may hold no probes."""
+    why = undivided(job.trace.step.graph, "GPU" if job.is_gpu else "CPU")
+    if why:
+        return _of_replicas_together(job, state, why)
+    budgets = budgets_on_devices(job.trace.step, job.engine)
+    effort = Effort.GREEDY if job.watches_replicas(None) else Effort.SEARCHED  # what is timed is planned again
     try:
-        plans = plan_replicas(job.trace.step, job.engine, budget)
+        plans = plan_replicas(job.trace.step, job.engine, budgets, effort=effort)
     except InfeasibleBudgetError as error:
-        if job.engine.must_fit:
-            raise
+        if job.engine.settings.must_fit:
+            raise error.with_split(str(Reason.SPLIT_SHARED(detail=job.trace.step.shared))) from error
         notes = (*state.report.notes, f"memory was not planned: {error}")
         return left(job, replace(state, report=replace(state.report, notes=notes)))
     function, report = job.trace.build_lanes(plans), job.trace.describe_lanes(plans)
-    return left(job, replace(state, function=function, report=report))
+    state = replace(state, function=function, report=report)
+    if not job.watches_replicas(function):
+        return left(job, state)
+    watching = Watching(function=function, report=report, notes=state.notes, kept=state.kept, plans=plans)
+    if any(each.plan.moves for each in plans):
+        probing = probes_of(plans, job.run)
+        function = job.trace.build_lanes(plans, probing)
+        watching = replace(watching, function=function, tables=tuple(each.run for each in probing))
+    return Move(Event.CHOSEN, watching)
+
+
+def _of_replicas_together(job: Job, state: State, why: str) -> Move[State]:
+    """The unmodified step, where it fits in what its devices may use together.
+
+    Args:
+        job: the step.
+        state: its report so far.
+        why: what keeps tfmem from planning the devices one by one.
+
+    Raises:
+        ReplicasError: it does not fit.
+    """
+    engine, trace = job.engine, job.trace
+    budget = budget_together(trace.step, engine)
+    if budget is None:
+        return left(job, state)
+    timeline = trace.step.timeline(
+        engine.estimate(workspace=engine.settings.target.is_gpu and engine.settings.must_fit)
+    )
+    require_fitting(timeline, budget, why)
+    notes = (f"devices were not planned one by one: {why}",)
+    report = trace.describe(timeline, trace.plan(timeline, budget), notes, given=True)
+    return left(job, replace(state, report=replace(report, budget=budget)))
 
 
 def _unobserved(engine: Engine, name: str, known: bool) -> list[str]:
     """Notes for a step that is not observed. If the user asked for observation, this also warns."""
     notes = [] if known else ["op times and memory are estimates: nothing was observed"]
-    if engine.options.observe:
+    if engine.settings.options.observe:
         notes.append("tfmem cannot measure memory: the allocator keeps no statistics (oneDNN is off)")
         cure = "set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported, or pass observe=False"
-        engine.notices.warn("observe", f"tfmem: {name}: {notes[-1]}, so the plan uses estimates; {cure}")
+        engine.notices.warn("observe", f"{name}: {notes[-1]}, so the plan uses estimates", cure)
     return notes

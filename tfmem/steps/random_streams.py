@@ -109,9 +109,14 @@ class StepGraphs:
             engine: says whether the step is observed. If not, one graph runs for good.
         """
         self._concrete, self._captured, self._feed_shapes = concrete, captured, feed_shapes
-        draws = (draws or Draws(engine.library)) if engine.options.observe else None
+        draws = (draws or Draws(engine.library)) if engine.settings.options.observe else None
         self._draws = draws if draws and draws.found_in(captured.graph_def) else None
         self._last: Any = None
+
+    @property
+    def streams(self) -> Draws | None:
+        """The random streams that the graphs share, if there are any."""
+        return self._draws
 
     @property
     def draws(self) -> bool:

@@ -5,31 +5,112 @@ Observed steps, trials and dry runs are for steps of one device: replicas would 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
 
 from graph_passes import pipeline
-from graph_passes.analysis.peers import is_collective, lanes, meetings
+from graph_passes.analysis.cost.model import CostModel
+from graph_passes.analysis.memory.observe import Sample, observe
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.analysis.peers import (
+    GROUP_SIZE,
+    awaited_elsewhere,
+    collective_inside,
+    constant_input,
+    every_device,
+    is_collective,
+    lanes,
+    meetings,
+)
+from graph_passes.decision import Missed
+from graph_passes.device_report import DeviceReport
 from graph_passes.errors import GraphError, InfeasibleBudgetError, ReplicasError
-from graph_passes.graph.ir import Graph
-from graph_passes.lower.values import integers
-from graph_passes.passes.offload.lanes import LanePlan, Pool, plan_lanes, pools_of
-from graph_passes.report import Report
-from tfmem.devices import memory
+from graph_passes.graph.ir import Graph, Node, integer
+from graph_passes.passes.offload.lanes import LanePlan, Pool, plan_lanes, pools_of, tighter_margins
+from graph_passes.passes.offload.options import Effort
+from graph_passes.passes.offload.plan import Probing
+from graph_passes.report import Report, measured
+from tfmem.device_names import allocator_of
+from tfmem.devices import find_target, links_together, memory
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.estimate import Estimate
+from tfmem.runtime.faults import is_fault
 
-_GROUP_SIZE = 1  # the input of a collective that tells how many devices its group has
+_LANE = 40  # bits of the number of a table that are those of the step
+_ESTIMATED = "op times and workspace are estimates"
+_TIMED = "op times were measured on each device; workspace is an estimate"
 
 
-def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[LanePlan, ...]:
+def budgets_on_devices(step: pipeline.Step, engine: Engine) -> dict[str, int | None]:
+    """The user's budget for each allocator of a step, or the default of its device; None for no limit.
+
+    Raises:
+        InvalidBudgetError: a budget is none for its device, or for a device that the step does not use.
+    """
+    names = tuple(pools_of(step.graph, pool_name))
+    engine.settings.require_used(names)
+    return {name: engine.settings.budget_on(find_target(name, engine.library)) for name in names}
+
+
+def undivided(graph: Graph, kind: str) -> str:
+    """Why the devices of a step cannot be planned one by one; "" if they can.
+
+    Args:
+        graph: the step's.
+        kind: of its devices, "GPU" or "CPU"; a loop of a step on GPUs may have ops on the CPU.
+    """
+    inside = set(every_device(graph)).difference(lanes(graph))
+    hidden = sorted(device for device in inside if pool_name(device).startswith(kind))
+    return collective_inside(graph) or (
+        f"all that runs on {hidden[0]} is inside of functions that the step calls" if hidden else ""
+    )
+
+
+def budget_together(step: pipeline.Step, engine: Engine) -> int | None:
+    """The budgets of all devices of a step, and of the functions that it calls, together; None for no limit.
+
+    Raises:
+        InvalidBudgetError: see `budgets_on_devices`.
+    """
+    names = tuple(dict.fromkeys(pool_name(device) for device in every_device(step.graph)))
+    engine.settings.require_used(names)
+    budgets = [engine.settings.budget_on(find_target(name, engine.library)) for name in names]
+    return sum(filter(None, budgets)) or None
+
+
+def require_fitting(timeline: Timeline, budget: int, why: str) -> None:
+    """Refuse a step that needs more than its devices have, and that cannot be planned by device.
+
+    Raises:
+        ReplicasError: so it is.
+    """
+    if timeline.peak > budget:
+        raise ReplicasError(
+            f"the step needs {timeline.peak:,} bytes, more than the {budget:,} that its devices may use together, and "
+            f"its tensors cannot be moved: {why}; optimise the function of one step, and call it in a loop of Python, "
+            "or train with a smaller batch"
+        )
+
+
+def plan_replicas(
+    step: pipeline.Step,
+    engine: Engine,
+    budgets: Mapping[str, int | None],
+    margins: Mapping[str, int] | None = None,
+    costs: CostModel | None = None,
+    effort: Effort = Effort.SEARCHED,
+) -> tuple[LanePlan, ...]:
     """A plan for each device.
 
     Args:
         step: of all replicas of this process.
         engine: options, op library and the first device.
-        budget: bytes for each device.
+        budgets: bytes by allocator, None for no limit; see `budgets_on_devices`.
+        margins: bytes of the budgets that plans leave free; see `Pool`.
+        costs: what ops take; None for the estimate.
+        effort: how long each plan is looked for.
 
     Raises:
         InfeasibleBudgetError: no plan for one of the devices keeps within the budget.
@@ -38,29 +119,26 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
         HostMemoryError, SpillDirectoryError: the host cannot take what all devices together would move.
     """
     # What cuDNN takes is an upper estimate. Without a budget of the user's it must not make tensors move.
-    timeline = step.timeline(engine.estimate(workspace=engine.target.is_gpu and engine.must_fit))
-    pools = [
-        Pool(devices, budget, max(0, memory(engine.library, f"/device:{name}").bytes_in_use))
-        for name, devices in pools_of(step.graph, pool_name).items()
-    ]
+    timeline = step.timeline(costs or estimated(engine))
+    pools = _pools(step.graph, engine, budgets, margins or {})
     default = next(iter(lanes(step.graph)), "")
-    options = engine.options.offload
+    options = engine.settings.options.offload
     elsewhere = "" if engine.workers.board() is not None else waits_for_others(step.graph)
     try:
-        plans = plan_lanes(step.graph, timeline, pools, default, engine.link, options, relax=not step.merging)
+        plans = plan_lanes(step.graph, timeline, pools, default, options, relax=not step.merging, effort=effort)
     except InfeasibleBudgetError as error:
         if elsewhere:
-            raise _refused(elsewhere, budget) from error
+            raise _refused(elsewhere, budgets) from error
         raise
     if not any(each.plan.moves for each in plans):
         return plans
     if elsewhere:
-        raise _refused(elsewhere, budget)
+        raise _refused(elsewhere, budgets)
     try:
         meetings(step.graph)
     except GraphError as error:
         raise ReplicasError(
-            f"the step needs more than the budget of {budget:,} bytes, and its tensors cannot be moved: {error}; train "
+            f"the step needs more than {_in_words(budgets)}, and its tensors cannot be moved: {error}; train "
             "with a smaller batch"
         ) from error
     moved = sum(each.timeline.buffers[move.buffer].nbytes for each in plans for move in each.plan.moves)
@@ -68,67 +146,187 @@ def plan_replicas(step: pipeline.Step, engine: Engine, budget: int) -> tuple[Lan
     return plans
 
 
+def estimated(engine: Engine) -> Estimate:
+    """What ops of a step of replicas take, before they ran; what cuDNN takes counts where the user gave a budget."""
+    return engine.estimate(workspace=engine.settings.target.is_gpu and engine.settings.must_fit)
+
+
+def probes_of(plans: Sequence[LanePlan], run: int) -> tuple[Probing, ...]:
+    """A table for each lane: times of two GPUs have no common beginning."""
+    names = [f"/device:{tf.DeviceSpec.from_string(each.device).device_type}" for each in plans]
+    indices = [tf.DeviceSpec.from_string(each.device).device_index for each in plans]
+    return tuple(
+        Probing(run + (lane + 1 << _LANE), f"{name}:{index}", holds=False)
+        for lane, (name, index) in enumerate(zip(names, indices, strict=True))
+    )
+
+
+def timed_lanes(plans: Sequence[LanePlan], samples: Sequence[Sequence[Sample]]) -> dict[str, float]:
+    """Seconds of the ops of all lanes, by name, as a call in which all lanes ran shows them.
+
+    Args:
+        plans: what ran in each lane.
+        samples: what the probes of each lane read.
+    """
+    found: dict[str, float] = {}
+    for each, read in zip(plans, samples, strict=True):
+        if each.plan.ordered:
+            seen = observe(each.timeline, each.plan.moves, read, each.plan.paddings)
+            names = [each.timeline.steps[position].node for position in each.plan.ordered]
+            found.update({name: seen.seconds[name] for name in names})
+    return found
+
+
+def _pools(graph: Graph, engine: Engine, budgets: Mapping[str, int | None], margins: Mapping[str, int]) -> list[Pool]:
+    """The memory of all lanes, as it is now."""
+    library, found = engine.library, pools_of(graph, pool_name)
+    targets = [find_target(name, library) for name in found]
+    links = links_together(targets, library, engine.settings.options.offload.spill_directory)
+    return [
+        Pool(
+            name, devices, budgets[name], max(0, memory(library, target.name).bytes_in_use), link, margins.get(name, 0)
+        )
+        for (name, devices), target, link in zip(found.items(), targets, links, strict=True)
+    ]
+
+
 def waits_for_others(graph: Graph) -> str:
-    """A collective that waits for devices of other processes, or for an unknown number of them; "" if none does."""
+    """A node that waits for devices of other processes, or for an unknown number of them; "" if none does."""
     collectives = [node for node in graph if is_collective(node)]
     here = len({node.device for node in collectives})
     for node in collectives:
-        size = integers(graph, node.inputs[_GROUP_SIZE]) if len(node.inputs) > _GROUP_SIZE else None
-        if size is None or size[0] > here:
+        size = _group_size(graph, node)
+        if size is None or size > here:
             return f"'{node.name}' ({node.op})"
-    return ""
+    caller = next(iter(awaited_elsewhere(graph)), None)
+    return "" if caller is None else f"'{caller}' ({graph[caller].op})"
+
+
+def _group_size(graph: Graph, node: Node) -> int | None:
+    """How many devices the group of a collective has; None if that is not known."""
+    if "group_size" in node.attrs:  # of the first version
+        return integer(node.attrs["group_size"])
+    return constant_input(graph, node, GROUP_SIZE)
 
 
 def pool_name(device: str) -> str:
     """The allocator that a device takes its memory from: all CPUs of a process have one."""
     spec = tf.DeviceSpec.from_string(device)
-    return "CPU:0" if spec.device_type == "CPU" else f"{spec.device_type}:{spec.device_index}"
+    return allocator_of(f"{spec.device_type}:{spec.device_index}")
 
 
-def describe_replicas(step: pipeline.Step, plans: Sequence[LanePlan], engine: Engine, name: str) -> Report:
-    """One report: peaks of the allocator that needs the most, moves of all devices."""
-    policy = engine.options.offload.policy
+def describe_replicas(
+    step: pipeline.Step, plans: Sequence[LanePlan], engine: Engine, name: str, timed: bool = False
+) -> Report:
+    """One report: peaks of the allocator that needs the most, moves of all devices, and figures of each allocator."""
+    policy = engine.settings.options.offload.policy
     reports = [
-        pipeline.describe(step, each.timeline, each.plan, policy, graph=name, device=pool_name(each.device), notes=())
-        for each in plans
+        pipeline.describe(step, each.timeline, each.plan, policy, graph=name, device=each.pool.name) for each in plans
     ]
-    fullest = max(_pooled(reports), key=lambda report: report.peak_before)
+    pools = dict.fromkeys(each.pool for each in plans)
     devices = [
-        f"{report.device}: planned peak {report.peak_predicted:,} of {report.peak_before:,} bytes, "
-        f"{len(report.transfers)} tensors offloaded"
-        for report in reports
+        _on_device(pool, [report for each, report in zip(plans, reports, strict=True) if each.pool is pool])
+        for pool in pools
     ]
+    fullest = _fullest(devices)
+    first = next(report for report in reports if report.device == fullest.device)
     return replace(
-        fullest,
-        device=f"{len(plans)} x {engine.target.description}",
-        decision=next((report.decision for report in reports if report.transfers), fullest.decision),
-        budget=engine.budget,
-        bytes_out_predicted=sum(report.bytes_out_predicted for report in reports),
-        bytes_in_predicted=sum(report.bytes_in_predicted for report in reports),
+        first,
+        device=f"{len(plans)} x {engine.settings.target.description}",
+        decision=next((report.decision for report in reports if report.transfers), first.decision),
+        budget=fullest.budget,
+        peak_before=fullest.peak_before,
+        peak_predicted=fullest.peak_predicted,
+        peak_uncounted=fullest.peak_uncounted,
+        bytes_out_predicted=sum(found.bytes_out for found in devices),
+        bytes_in_predicted=sum(found.bytes_in for found in devices),
         transfers=tuple(record for report in reports for record in report.transfers),
-        notes=("op times and memory are estimates: steps of several replicas are not observed", *devices),
+        devices=tuple(devices),
+        notes=(_TIMED if timed else _ESTIMATED,),
     )
 
 
-def _pooled(reports: Sequence[Report]) -> list[Report]:
-    """A report for each allocator, whose peaks are the sums of those of its devices."""
-    pools: dict[str, list[Report]] = {}
-    for report in reports:
-        pools.setdefault(report.device, []).append(report)
-    return [
-        replace(
-            each[0],
-            peak_before=sum(report.peak_before for report in each),
-            peak_predicted=sum(report.peak_predicted for report in each),
-            peak_uncounted=sum(report.peak_uncounted for report in each),
-        )
-        for each in pools.values()
-    ]
+def replanned(
+    step: pipeline.Step,
+    engine: Engine,
+    plans: Sequence[LanePlan],
+    report: Report,
+    costs: CostModel | None = None,
+) -> tuple[LanePlan, ...] | None:
+    """Plans that take less than `plans`, where the measured peaks of `report` exceed budgets; None if there are none.
+
+    Replicas of one process are one graph, so that no other process has to agree.
+    """
+    over = {found.device: found.over for found in report.devices}
+    budgets = {found.device: found.budget for found in report.devices}
+    try:
+        found = plan_replicas(step, engine, budgets, tighter_margins(plans, over), costs)
+    except Exception as error:
+        if is_fault(error):
+            raise
+        return None
+    return None if [each.plan.actions for each in found] == [each.plan.actions for each in plans] else found
 
 
-def _refused(collective: str, budget: int) -> ReplicasError:
+def measured_replicas(report: Report, peaks: Sequence[Sequence[int]], last: bool) -> Report:
+    """`report` with the most that calls of the step took of each device.
+
+    Args:
+        report: of `describe_replicas`.
+        peaks: of each call, the bytes of each device.
+        last: whether no other call is measured: then a missed budget is a note.
+    """
+    devices = tuple(
+        replace(found, peak_measured=max(taken) + found.peak_uncounted)
+        for found, taken in zip(report.devices, zip(*peaks, strict=True), strict=True)
+    )
+    report = replace(report, devices=devices)
+    missed = [(found, found.over) for found in devices if found.over]
+    if missed and last:
+        how = " and ".join(f"by {over:,} bytes on {found.device}" for found, over in missed)
+        report = replace(report, notes=(Missed.of(f" {how}"), *report.notes))
+    fullest = max(missed, key=lambda pair: pair[1])[0] if missed else _fullest(devices)
+    report = replace(
+        report,
+        budget=fullest.budget,
+        peak_before=fullest.peak_before,
+        peak_predicted=fullest.peak_predicted,
+        peak_uncounted=fullest.peak_uncounted,
+    )
+    return measured(report, fullest.peak_measured or 0)
+
+
+def _fullest(devices: Sequence[DeviceReport]) -> DeviceReport:
+    """The device that a report is about first: of those with a budget, the one with the highest peak."""
+    return max(devices, key=lambda found: (found.budget is not None, found.peak_before))
+
+
+def _on_device(pool: Pool, reports: Sequence[Report]) -> DeviceReport:
+    """The figures of an allocator, whose peaks are the sums of those of its lanes."""
+    return DeviceReport(
+        device=pool.name,
+        lanes=len(reports),
+        budget=pool.budget,
+        peak_before=sum(report.peak_before for report in reports),
+        peak_predicted=sum(report.peak_predicted for report in reports),
+        peak_uncounted=sum(report.peak_uncounted for report in reports),
+        bytes_out=sum(report.bytes_out_predicted for report in reports),
+        bytes_in=sum(report.bytes_in_predicted for report in reports),
+        transfers=sum(len(report.transfers) for report in reports),
+    )
+
+
+def _in_words(budgets: Mapping[str, int | None]) -> str:
+    """The budget in a sentence, or that of each device where they differ."""
+    given = {name: budget for name, budget in budgets.items() if budget is not None}
+    if len(set(given.values())) == 1:
+        return f"the budget of {next(iter(given.values())):,} bytes"
+    return f"the budgets of {', '.join(f'{budget:,} bytes on {name}' for name, budget in given.items())}"
+
+
+def _refused(collective: str, budgets: Mapping[str, int | None]) -> ReplicasError:
     return ReplicasError(
-        f"the step needs more than the budget of {budget:,} bytes, and no tensor of a step that runs in several "
+        f"the step needs more than {_in_words(budgets)}, and no tensor of a step that runs in several "
         f"workers can be moved without TensorFlow's coordination service: {collective} waits for devices of other "
         "processes; train with MultiWorkerMirroredStrategy, with MirroredStrategy, or with a smaller batch"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from graph_passes.analysis.memory.simulate import uncounted
 from graph_passes.analysis.memory.timeline import Timeline
@@ -13,7 +12,10 @@ from tfmem.runtime.faults import is_fault, left_by_fault
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Move
 from tfmem.steps.states import Checking, Placed, Probed, Search, State, Trying
-from tfmem.steps.trials import choose as best_of
+from tfmem.steps.trials import Trial, best_trial
+
+# of a report: what follows from a plan and the costs by which it is predicted
+PREDICTED = ("peak_before", "peak_predicted", "peak_uncounted", "stall_predicted_ns", "step_predicted_ns", "verdict")
 
 
 def probed(job: Job, kind: type[Probed], state: State, search: Search, plan: OffloadPlan) -> Probed:
@@ -35,26 +37,36 @@ def next_trial(job: Job, state: State, search: Search) -> Move[State]:
 
     A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
     """
-    plan = partial(job.trace.plan, search.timeline, timed=True)
-    if search.timeline.peak <= job.engine.surely_fits * job.limit:
+    plan = job.planner(search.timeline)
+    if search.timeline.peak <= job.engine.settings.surely_fits * job.limit:
         return settle(job, state, search.timeline, plan(job.limit))
     plans = search.plans or job.plans(search.timeline, plan).remembering()
     for candidate in plans.untried(search.trials, search.first):
         if candidate.actions not in search.tried:
             search = replace(search, plans=plans, tried=search.tried | {candidate.actions})
             return Move(Event.NEXT, probed(job, Trying, state, search, candidate))
-    return choose(job, state, search)
+    return settle_best(job, state, search)
 
 
-def choose(job: Job, state: State, search: Search) -> Move[State]:
+def settle_best(job: Job, state: State, search: Search) -> Move[State]:
     """The fastest trial that met the budget becomes final; if none did, the one that came nearest."""
     if not search.trials:  # every plan ran out of memory: what ran first is known to run
         return settle(job, state, search.timeline, search.first, force=True)
     met = any(trial.seen.peak <= job.limit for trial in search.trials)
-    best, notes = best_of(search.trials if met else (*search.trials, *search.observed_trial), job.limit)
-    job.engine.library.trim()  # what trials moved beyond what the best of them does
-    move = settle(job, replace(state, notes=(*state.notes, *notes)), search.timeline, best.plan, force=True)
-    report = replace(best.report, notes=move.state.report.notes)
+    best, notes = best_trial(search.trials if met else (*search.trials, *search.observed_trial), job.limit)
+    move = settle_trial(job, replace(state, notes=(*state.notes, *notes)), search.timeline, best)
+    if isinstance(move.state, Checking) and search.stays is None and job.solves_beside(search.timeline):
+        return Move(move.event, replace(move.state, search=search))
+    return move
+
+
+def settle_trial(job: Job, state: State, timeline: Timeline, trial: Trial) -> Move[State]:
+    """The plan of a trial becomes final, and the report has what was measured of it."""
+    job.engine.library.trim()  # what trials moved beyond what this one does
+    plan = trial.plan if job.is_gpu else trial.plan.under(timeline)
+    move = settle(job, state, timeline, plan, force=True)
+    predicted = {name: getattr(move.state.report, name) for name in PREDICTED}
+    report = replace(trial.report, notes=move.state.report.notes, **predicted)
     return Move(move.event, replace(move.state, report=report))
 
 
@@ -80,7 +92,7 @@ def settle(job: Job, state: State, timeline: Timeline, plan: OffloadPlan, force:
 
 def left(job: Job, state: State, event: Event = Event.UNWATCHED) -> Move[State]:
     """What follows if the function of `state` is the final one for memory."""
-    unchanged = state.function is job.trace.base
+    unchanged = state.function is job.trace.base and job.trace.split is None
     placed = Placed(
         function=state.function, report=state.report, notes=state.notes, kept=state.kept, unchanged=unchanged
     )
@@ -126,7 +138,7 @@ def keep(job: Job, state: Probed, error: Exception) -> Move[State]:
         note = Missed.of(f": {error}")
     state = replace(state, notes=(*state.notes, note))
     try:
-        return choose(job, state, state.search)
+        return settle_best(job, state, state.search)
     except Exception as fault:
         search = state.search
         try:

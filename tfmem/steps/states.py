@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
 from tfmem.steps.phases import Phase
 from tfmem.steps.trials import Plans, Trial
 
 if TYPE_CHECKING:
-    from tfmem.steps.contest import Found, Fuser, Rivals
+    from tfmem.steps.fuser import Fuser
     from tfmem.steps.known_profiles import Known
+    from tfmem.steps.managed_step import ManagedStep
     from tfmem.steps.variable_copies import Copies
+    from tfmem.steps.variants import Composition, Found, Variants
     from tfmem.steps.work import Work
     from tfmem.timing.ab_timing import Slices, Turns
 
@@ -75,6 +79,9 @@ class Search:
         trials: plans that were run.
         observed_trial: the observed step, if its plan could stay.
         tried: what plans did that were built.
+        roomy: whether the first plan runs in all of the device's memory, since it ran out of its budget's.
+        stays: what was checked, and runs again unless a solver's plan, which is tried, is better; None before.
+        solved: plans of the solver's that were tried.
     """
 
     timeline: Timeline
@@ -88,6 +95,9 @@ class Search:
     trials: tuple[Trial, ...] = ()
     observed_trial: tuple[Trial, ...] = ()
     tried: frozenset[Any] = frozenset()
+    roomy: bool = False
+    stays: Solving | None = None
+    solved: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +148,7 @@ class Checking(State):
         peaks: bytes that its calls took.
         uncounted: bytes of the plan's buffers that the allocator does not count.
         replans: how many tighter plans were made so far.
+        search: what a thread goes on from; None where nothing is left to solve.
     """
 
     phase = Phase.CHECKING
@@ -146,6 +157,50 @@ class Checking(State):
     peaks: tuple[int, ...] = ()
     uncounted: int = 0
     replans: int = 0
+    search: Search | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solving(State):
+    """A thread solves the integer program, while what was checked runs.
+
+    Attributes:
+        search: what is known.
+        plan: what runs.
+        work: the solver's plan.
+    """
+
+    phase = Phase.SOLVING
+    search: Search
+    plan: OffloadPlan
+    work: Work[OffloadPlan]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching(State):
+    """Plans of several devices run as they will stay, and memory is watched.
+
+    Attributes:
+        plans: what runs on each device.
+        warm: whether the step has run before: the first call has cuDNN's trying of algorithms in it.
+        replans: how many tighter plans were made so far.
+        peaks: of each call, the bytes that it took of each device in `report.devices`.
+        tables: to which the probes of each lane write; () where it holds none.
+        costs: what each op takes, once it was measured.
+    """
+
+    phase = Phase.CHECKING
+    plans: tuple[LanePlan, ...]
+    tables: tuple[int, ...] = ()
+    costs: CostModel | None = None
+    warm: bool = False
+    replans: int = 0
+    peaks: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices, as TensorFlow names them."""
+        return tuple(f"/device:{found.device}" for found in self.report.devices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,23 +230,45 @@ class Fusing(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest(State):
+class Composing(State):
+    """The step with moves and regions runs until its memory is settled; `function` has the moves alone.
+
+    Attributes:
+        fuser: plans and chooses.
+        compositions: regions that may run; the first do.
+        step: runs it under the budget; None before the first call.
+    """
+
+    phase = Phase.COMPOSING
+    fuser: Fuser
+    compositions: tuple[Composition, ...]
+    step: ManagedStep | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparing(State):
     """The step with its regions is timed against the step without.
 
     Attributes:
         fuser: plans and chooses.
-        rivals: what is timed.
+        variants: what is timed.
         timing: of calls on copies; None before the first.
         copies: of the step's variables.
+        work: a thread that makes the copies of a large step, and runs the variants once; None: a call does.
         turns: of the step's own calls, where it cannot run on copies.
+        peaks: of such calls under a budget: whether they ran with regions, and the bytes that they took.
+        instead: what follows where these calls miss the budget with the regions: others may need less.
     """
 
-    phase = Phase.CONTEST
+    phase = Phase.COMPARING
     fuser: Fuser
-    rivals: Rivals
+    variants: Variants
     timing: Slices | None = None
     copies: Copies | None = None
+    work: Work[Copies] | None = None
     turns: Turns | None = None
+    peaks: tuple[tuple[bool, int], ...] = ()
+    instead: Composing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +276,38 @@ class Settled(State):
     """What runs is final."""
 
     phase = Phase.SETTLED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(State):
+    """It is decided how the step runs, and a thread times the kernels of its regions.
+
+    Attributes:
+        fuser: plans and chooses.
+        work: the step with other kernels, where these save enough.
+        stays: what follows if there are none.
+    """
+
+    phase = Phase.TUNING
+    fuser: Fuser
+    work: Work[Variants | None]
+    stays: Settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiling(State):
+    """It is decided how the step runs, and a thread has XLA compile it.
+
+    Attributes:
+        fuser: plans and chooses.
+        stays: what follows if XLA cannot compile it, or is not faster.
+        work: what is timed against what runs; None before the next call.
+    """
+
+    phase = Phase.COMPILING
+    fuser: Fuser
+    stays: Settled
+    work: Work[Variants] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from graph_passes.graph.verify import verify_graph
 from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.passes.recurrent.match import RecurrentPlan
+from graph_passes.refusals import Reason
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, op_name, require_feeds, unique
@@ -39,10 +40,10 @@ def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, Offl
         BudgetError: no plan meets the budget, even if convolutions get by without workspace.
     """
     least = step.timeline(engine.estimate(workspace=False))
-    if engine.budget is None:
+    if engine.settings.budget is None:
         return least, None
-    budget, offload = engine.budget, engine.options.offload
-    generous = step.timeline(engine.estimate(workspace=True)) if engine.target.is_gpu else least
+    budget, offload = engine.settings.budget, engine.settings.options.offload
+    generous = step.timeline(engine.estimate(workspace=True)) if engine.settings.target.is_gpu else least
 
     def planned(timeline: Timeline) -> OffloadPlan:
         return pipeline.plan_step(step, timeline, engine.link, budget, offload)
@@ -87,16 +88,19 @@ def within_budget(
     Raises:
         InfeasibleBudgetError: no plan meets the budget, or planning failed and the step may need more than the budget.
     """
-    found = engine.unplanned(name)
-    if engine.budget is None:
+    found = engine.settings.unplanned(name)
+    engine.settings.require_used()
+    if engine.settings.budget is None:
         return unplanned, found
     step = None
     try:
-        with shown(engine.options.progress, lambda: f"planning a {name}"):
+        with shown(engine.settings.options.progress, lambda: f"planning a {name}"):
             step = read()
             return make(step)
     except NOT_PLANNABLE as error:
         return unplanned, left_alone(engine, found, error, replaced)
+    except InfeasibleBudgetError as error:
+        raise error.with_split(str(Reason.SPLIT_IN_PLACE(kind=name))) from error
     except Exception as error:
         if not is_fault(error, reading=step is None):
             raise
@@ -112,15 +116,17 @@ def plan_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str] = 
         fetches: names of what one step is run for; by default the ops that train.
     """
     serde.refuse_optimized((node.name, node.op) for node in captured.graph_def.node)
-    require_feeds(captured, engine.options.input_shapes)
+    require_feeds(captured, engine.settings.options.input_shapes)
     replacements = RecurrentPlan()
-    if engine.replaces:
-        captured, replacements = replace_recurrent(captured, engine.target, engine.options, engine.feed_shapes, fetches)
+    if engine.settings.replaces:
+        captured, replacements = replace_recurrent(
+            captured, engine.settings.target, engine.settings.options, engine.settings.feed_shapes, fetches
+        )
     given = _GraphDefStep(captured, engine, fetches)
     edited, found = within_budget(engine, "GraphDef", given.read, given.make, captured, bool(replacements.matches))
-    if engine.stitches and found.transfers:
+    if engine.settings.stitches and found.transfers:
         found = unstitched(found, engine, FusionWhy.PLANNED)
-    elif engine.stitches:
+    elif engine.settings.stitches:
         edited, found = _stitched(captured, engine, found, fetches)
     engine.notices.warn_of_kept("GraphDef", replacements)
     return edited, with_replacements(found, replacements)
@@ -151,22 +157,24 @@ class _GraphDefStep:
     def read(self) -> pipeline.Step:
         self._optimized = optimized = grappled(self._captured, self._engine)
         self._graph = graph = serde.from_graph_def(
-            optimized.graph_def, inferred=shaped_graph(optimized, feed_shapes=self._engine.feed_shapes), functions=True
+            optimized.graph_def,
+            inferred=shaped_graph(optimized, feed_shapes=self._engine.settings.feed_shapes),
+            functions=True,
         )
         return pipeline.Step.of_session(
             graph,
             self._fetches,
             creation_order=optimized.creation_order,
             fetches=[parse_input(name)[0] for name in optimized.fetches],
-            merging=self._engine.merges,
-            counted=self._engine.counted,
-            of_data=sized_by_data(optimized, graph, self._engine.feed_shapes),
+            merging=self._engine.settings.merges,
+            counted=self._engine.settings.counted,
+            of_data=sized_by_data(optimized, graph, self._engine.settings.feed_shapes),
         )
 
     def make(self, step: pipeline.Step) -> tuple[Captured, Report]:
         timeline, plan = plan_unobserved(step, self._engine)
         assert plan is not None  # there is a budget
-        options, device = self._engine.options.offload, self._engine.target.description
+        options, device = self._engine.settings.options.offload, self._engine.settings.target.description
         found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)
         self._engine.notices.warn_of_losses(found)
         if not plan.moves:

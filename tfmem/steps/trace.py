@@ -9,21 +9,28 @@ from typing import Any
 import tensorflow as tf
 
 from graph_passes import pipeline
-from graph_passes.analysis.memory.region import waits_in_place, with_waits
-from graph_passes.analysis.memory.replicas import shared_by
+from graph_passes.analysis.memory.pieces import splits
+from graph_passes.analysis.memory.replica_step import shared_by
+from graph_passes.analysis.memory.session_step import waits_in_place, with_waits
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Xla
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
-from graph_passes.lanes import edit_lanes
+from graph_passes.graph.ops import has_regions
+from graph_passes.lane_edits import edit_lanes
+from graph_passes.names import spoken
 from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.passes.recurrent.match import RecurrentPlan
+from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import ORDERED, Report
+from graph_passes.splitting import SplitStep, split_step, with_split
+from tfmem.capture.branches import with_selects
 from tfmem.capture.build import shaped_graph, sized_by_data
-from tfmem.capture.captured import Captured, every_node, require_feeds
+from tfmem.capture.captured import Captured, every_node, require_feeds, with_whole_names
 from tfmem.capture.concrete_function import capture_concrete, is_distributed, restore_concrete
+from tfmem.capture.split_loops import with_pieces
 from tfmem.devices import conditions
 from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
 from tfmem.runtime.engine import Engine
@@ -33,6 +40,8 @@ from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
 from tfmem.steps.replicas import describe_replicas, waits_for_others
+
+MOST_KEPT = 32  # plans of a timeline
 
 
 @dataclass(frozen=True)
@@ -58,28 +67,33 @@ class Trace:
     Attributes:
         concrete: the unmodified trace, a `ConcreteFunction`.
         base: the trace with its recurrent layers replaced; `concrete` if none was.
-        name: of the function.
+        name: of the function, as the user wrote it.
         replacements: what the recurrent pass did.
+        split: what runs on pieces of the batch; None if nothing does.
     """
 
-    def __init__(self, concrete: Any, engine: Engine, jit_compile: bool = False, draws: Draws | None = None) -> None:
+    def __init__(
+        self, concrete: Any, engine: Engine, jit_compile: bool | None = False, draws: Draws | None = None
+    ) -> None:
         """
         Args:
             concrete: the trace.
             engine: device and options.
-            jit_compile: whether the trace would run under XLA if nothing had to move.
+            jit_compile: whether the trace would run under XLA if nothing had to move; None: it may, False: it must not.
             draws: random streams that this step shares with others; by default new ones.
         """
         self.concrete = self.base = concrete
-        self.name = tf.compat.as_str(concrete.name)
+        self.name = engine.settings.label or spoken(tf.compat.as_str(concrete.name))
         self.replacements = RecurrentPlan()
+        self.split: SplitStep | None = None
         self._engine = engine
         self.jit_compile = jit_compile
-        self._shapes = engine.feed_shapes
+        self._shapes = engine.settings.feed_shapes
         self._source: Captured | None = None
         self._optimized: Captured | None = None
         self._draws = draws
         self._read: _Read | None = None
+        self._kept: tuple[Timeline, tuple[OffloadPlan, ...]] | None = None
 
     def replaced_layers(self) -> tuple[Captured, RecurrentPlan] | None:
         """The trace with its recurrent layers replaced, for `use_layers`; None if they are not to be.
@@ -88,9 +102,11 @@ class Trace:
             GraphError: the trace cannot be read, or the shapes that were given contradict it.
         """
         engine = self._engine
-        if not engine.replaces:
+        if not engine.settings.replaces:
             return None
-        return replace_recurrent(self._captured_once(), engine.target, engine.options, self._shapes, final=True)
+        return replace_recurrent(
+            self._captured_once(), engine.settings.target, engine.settings.options, self._shapes, final=True
+        )
 
     def use_layers(self, source: Captured, replacements: RecurrentPlan) -> None:
         """Use the result of `replaced_layers` from now on; a failure changes nothing."""
@@ -110,15 +126,38 @@ class Trace:
         """
         source = self._captured_once()
         serde.refuse_optimized((node.name, node.op) for node in source.graph_def.node)
-        require_feeds(source, self._engine.options.input_shapes)
+        require_feeds(source, self._engine.settings.options.input_shapes)
         if self._optimized is None:
             self._optimized = grappled(source, self._engine)
         return self._optimized
 
+    def given(self) -> Captured:
+        """The trace as TensorFlow made it."""
+        return capture_concrete(self.concrete) if self.replacements.matches else self._captured_once()
+
     def to_stitch(self) -> Captured:
-        """`optimized`, in the layout that suits what is stitched. Raises what that raises."""
-        plain = self.optimized()
-        return grappled_to_stitch(self._captured_once(), self._engine) or plain
+        """`optimized`, in the layout that suits what is stitched, and without conditions where it is timed.
+
+        Raises what `optimized` raises.
+        """
+        options, plain = self._engine.settings.options, self.optimized()
+        found = grappled_to_stitch(self._captured_once(), self._engine) or plain
+        return with_selects(found) if options.observe and options.fusion.tune != "off" else found
+
+    def with_regions(self, captured: Captured, engine: Engine) -> Trace:
+        """A trace of the same function whose graph after Grappler is `captured`, which has regions.
+
+        It continues the random streams of this one. Its `engine` plans memory alone. Before it runs, see `prepared`.
+        """
+        found = Trace(self.concrete, engine, draws=self.drawing().streams)
+        found._source, found._optimized, found.replacements = self._source, captured, self.replacements
+        return found
+
+    def prepared(self) -> Trace:
+        """This, with a function of its graph for where nothing moves."""
+        captured = self.optimized()
+        self.base = self.graphs_of(captured).restore(captured.graph_def)
+        return self
 
     def _captured_once(self) -> Captured:
         if self._source is None:
@@ -146,30 +185,70 @@ class Trace:
             GraphError: `input_shapes` names what is no input.
         """
         engine, captured = self._engine, self.optimized()
+        shared = shared_by(every_node(captured.graph_def))
+        if shared:  # each device has a timeline
+            captured = with_whole_names(captured)
         inferred = shaped_graph(captured, feed_shapes=self._shapes)
         graph = serde.from_graph_def(captured.graph_def, inferred=inferred, functions=True)
-        if engine.target.is_gpu:
+        if engine.settings.target.is_gpu:
             graph = with_waits(graph, waits_in_place(graph))
         step = pipeline.Step.read(
             graph,
             captured.creation_order,
             [parse_input(name)[0] for name in captured.fetches],
-            merging=engine.merges,
-            counted=engine.counted,
+            merging=engine.settings.merges,
+            counted=engine.settings.counted,
             of_data=sized_by_data(captured, graph, self._shapes),
         )
-        step = replace(step, shared=step.shared or shared_by(every_node(captured.graph_def)))
-        dry_run = engine.target.is_gpu and can_dry_run(graph)
+        step = replace(step, shared=step.shared or shared)
+        dry_run = engine.settings.target.is_gpu and can_dry_run(graph)
         self._read = _Read(captured, step, self.graphs_of(captured), dry_run)
+
+    def divide(self, budget: int, faster_than: float = float("inf")) -> Refusal | None:
+        """Let parts of the step run on pieces of the batch from now on, or say why not; of a trace that was read.
+
+        Args:
+            budget: bytes that the step, with its moves, has to keep within.
+            faster_than: seconds that it has to stay below, as predicted.
+        """
+        engine, known = self._engine, self._known
+        if self.split is not None or has_regions(known.step.graph):
+            return Reason.SPLIT_AGAIN()
+        costs = engine.estimate(workspace=False)
+        options = engine.settings.options.offload
+        found = split_step(known.step, lambda step: step.timeline(costs), engine.link, budget, options, faster_than)
+        if isinstance(found, Refusal):
+            return found
+        graph_def = serde.to_graph_def(found.graph, known.captured.graph_def)
+        captured = replace(known.captured, graph_def=graph_def, creation_order=found.order)
+        self._draws = self.drawing().streams  # graphs that ran before continue in this one
+        self._optimized, self.split, self._kept = captured, found, None
+        self.read()
+        self.base = self.graphs.restore(graph_def)
+        return None
+
+    def split_loops(self, least: int) -> bool:
+        """Put loops into pieces whose lists hold so many bytes, and read the step again; whether there are any.
+
+        The unmodified step stays as it is, and runs where nothing moves.
+        """
+        found = splits(self.step.graph, least, self.step.fetches)
+        if not found:
+            return False
+        self._optimized = with_pieces(self.optimized(), found)
+        self.read()
+        return True
 
     def surely_fits(self, budget: int) -> bool:
         """Whether the step needs so much less than the budget that nothing has to move: all its tensors together, where
         their sizes are known, or by an estimate; see `read`."""
         together = estimated_peak(self._engine, None, self.concrete.graph)
-        if together is not None and together <= self._engine.surely_fits * budget:
+        if together is not None and together <= self._engine.settings.surely_fits * budget:
             return True
         self.read()
-        return self.step.timeline(self._engine.estimate(workspace=True)).peak <= self._engine.surely_fits * budget
+        return (
+            self.step.timeline(self._engine.estimate(workspace=True)).peak <= self._engine.settings.surely_fits * budget
+        )
 
     @property
     def shared(self) -> bool:
@@ -221,34 +300,46 @@ class Trace:
         """Bytes that the unmodified trace needs, for use after an error; None if unknown."""
         return estimated_peak(self._engine, self._read.step if self._read else None, self.concrete.graph)
 
-    def fingerprint(self, budget: int) -> str:
+    def fingerprint(self) -> str:
         """The key of the step's profile in the cache."""
-        return fingerprint(self.step.graph, {**conditions(self._engine.target), "budget": budget})
+        return fingerprint(self.step.graph, conditions(self._engine.settings.target))
 
     def plan(self, timeline: Timeline, budget: int, **how: Any) -> OffloadPlan:
-        """See `pipeline.plan_step`."""
+        """See `pipeline.plan_step`; plans of the same timeline are kept, so that more memory makes none slower."""
         engine = self._engine
-        return pipeline.plan_step(self.step, timeline, engine.link, budget, engine.options.offload, **how)
+        if self._kept is None or self._kept[0] is not timeline:
+            self._kept = timeline, ()
+        known = self._kept[1]
+        options = engine.settings.options.offload
+        found = pipeline.plan_step(self.step, timeline, engine.link, budget, options, known=known, **how)
+        if found.moves and not how.get("widest"):
+            self._kept = timeline, (*known, found)[-MOST_KEPT:]
+        return found
 
     def build(
         self, timeline: Timeline, plan: OffloadPlan, probing: Probing | None = None, dry_run: bool = False
     ) -> Any:
         """A function that runs `plan`, with probes if asked; a dry run writes no variable."""
-        options, key = self._engine.options.offload, self._engine.spill_key
+        options, key = self._engine.settings.options.offload, self._engine.spill_key
         edited = pipeline.edit_step(self.step, timeline, plan, options, probing, spill_key=key)
         graph_def = serde.to_graph_def(edited, self._known.captured.graph_def)
         return self.graphs.restore(graph_def, dry_run=dry_run)
 
-    def build_lanes(self, plans: Sequence[LanePlan]) -> Any:
-        """A function that runs a plan on each device; `base` where nothing moves, with the same random streams."""
-        if not any(each.plan.moves for each in plans):
+    def build_lanes(self, plans: Sequence[LanePlan], probing: Sequence[Probing] = ()) -> Any:
+        """A function that runs a plan on each device; `base` where nothing moves, with the same random streams.
+
+        Args:
+            plans: one for each lane.
+            probing: the probes of each; () for none.
+        """
+        if not probing and not any(each.plan.moves for each in plans):
             return self.base if waits_for_others(self.step.graph) else self.unmoved()
-        edited = edit_lanes(self.step, plans, self._engine.options.offload, self._engine.spill_key)
+        edited = edit_lanes(self.step, plans, self._engine.settings.options.offload, self._engine.spill_key, probing)
         return self.graphs.restore(serde.to_graph_def(edited, self._known.captured.graph_def), dry_run=False)
 
     def unmoved(self) -> Any:
         """The function that runs where nothing moves; `base` from now on."""
-        self.base = self.graphs.unmoved(self.base, self.jit_compile)
+        self.base = self.graphs.unmoved(self.base, bool(self.jit_compile) and self.split is None)
         return self.base
 
     def ran(self, function: Any) -> None:
@@ -259,7 +350,7 @@ class Trace:
     def unplanned(self) -> Report:
         """The report while nothing is planned."""
         lost = self.jit_compile and self.replacements.matches
-        report = replace(self._engine.unplanned(self.name), jit_compile=Xla.RECURRENT if lost else Xla.NO_PART)
+        report = replace(self._engine.settings.unplanned(self.name), jit_compile=Xla.RECURRENT if lost else Xla.NO_PART)
         return with_replacements(report, self.replacements)
 
     def describe(self, timeline: Timeline, plan: OffloadPlan, notes: Sequence[str], *, given: bool) -> Report:
@@ -272,16 +363,18 @@ class Trace:
             given: whether the trace runs in the order that TensorFlow gives it.
         """
         engine = self._engine
-        policy, device = engine.options.offload.policy, engine.target.description
+        policy, device = engine.settings.options.offload.policy, engine.settings.target.description
         report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
         ordered = not plan.moves and not given
         decision = ORDERED if ordered else report.decision
-        report = replace(report, decision=decision, budget=engine.budget)
-        return self._complete(report, bool(plan.moves), ordered)
+        report = replace(report, decision=decision, budget=engine.settings.budget)
+        if self.split is not None:
+            report = with_split(report, self.split, bool(plan.moves))
+        return self._complete(report, bool(plan.moves), ordered or self.split is not None)
 
-    def describe_lanes(self, plans: Sequence[LanePlan]) -> Report:
-        """The report of a plan for each device."""
-        report = describe_replicas(self.step, plans, self._engine, self.name)
+    def describe_lanes(self, plans: Sequence[LanePlan], timed: bool = False) -> Report:
+        """The report of a plan for each device; `timed` where it was made by measured run times."""
+        report = describe_replicas(self.step, plans, self._engine, self.name, timed)
         return self._complete(report, any(each.plan.moves for each in plans), ordered=False)
 
     def _complete(self, report: Report, moves: bool, ordered: bool) -> Report:

@@ -17,6 +17,7 @@ from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.memory.workspace import SLOWER
 from graph_passes.decision import Missed
 from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import OffloadPlan, tighter
 from graph_passes.passes.offload.repair import SHORT
 from graph_passes.passes.offload.thin import thinned
@@ -26,6 +27,8 @@ from tfmem.runtime.device_memory import DeviceMemory
 LEAST_SHARE = 50  # percent of a GPU's budget that is planned for, the largest that is not fragmented
 LESS, LESS_IF_LONG = 1, 3  # percent each time; the second where a replay takes more than milliseconds
 GPU_TRIALS = 3
+AS_PREDICTED = 1.05  # times the predicted time: a trial that took no more ends the search
+SEARCHED, ONCE = 2, 3  # shares that are planned with these efforts, the largest first; others greedily
 CPU_RETRIES = 3
 
 
@@ -95,7 +98,7 @@ class Plans:
         if self.room is None:
             yield widest
         else:
-            finds_room, others = widest.failure(self.timeline, self.room) is None, self.falling(self.room)
+            finds_room, others = widest.failure(self.timeline, self.room) is None, self.falling(self.room, first=True)
             yield from chain([widest], others) if finds_room else chain(others, [widest])
         yield least
 
@@ -111,7 +114,8 @@ class Plans:
         """
         times = [trial.seen.step_seconds for trial in trials]
         if self.room is not None:
-            if len(times) < GPU_TRIALS and (len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])):
+            helped = len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])
+            if len(times) < GPU_TRIALS and helped and not self._is_as_predicted(trials):
                 ran = thinned(self.timeline, first, self.room)
                 yield from self.falling(self.room, [ran])
                 if not times:
@@ -123,6 +127,12 @@ class Plans:
             over = trials[-1].seen.peak - self.budget
             if over <= 0 or len(times) > CPU_RETRIES:
                 return
+            # The timeline shows by now where trials took more. A second one that did took more elsewhere.
+            elsewhere = sum(max(0, trial.seen.peak - self.budget) for trial in trials[1:])
+            with suppress(TfmemError):
+                cut = self.make(budget=self.budget - elsewhere, effort=Effort.ONCE)
+                if cut.actions != trials[-1].plan.actions:
+                    yield cut
             with suppress(TfmemError):
                 tight = tighter(self.make, trials[-1].plan, over)
                 if tight is not None:
@@ -131,6 +141,13 @@ class Plans:
         found = self.make(budget=self.budget)
         self.memory.require_host_room(self.timeline, found)
         yield found
+
+    def _is_as_predicted(self, trials: Sequence[Trial]) -> bool:
+        """Whether the last trial kept within the budget and the time that its plan promised."""
+        if not trials:
+            return False
+        last = trials[-1]
+        return last.seen.peak <= self.budget and last.seen.step_seconds <= AS_PREDICTED * last.plan.after.seconds
 
     def no_room(self, op: str) -> InfeasibleBudgetError | None:
         """The error for a step that ran out of a GPU's memory under every plan, at `op`; None if the replay finds room
@@ -150,17 +167,23 @@ class Plans:
         enough = next(filter(finds_room, tried), 3 * given)
         return InfeasibleBudgetError(
             f"the step ran out of memory at op '{op}' under every plan for the {given:,} bytes that TensorFlow may "
-            f"use: they do not hold its tensors in one piece each; give it about {enough:,} bytes, or use a smaller "
+            f"use, since free memory is fragmented; give TensorFlow about {enough:,} bytes, or use a smaller "
             "batch",
             enough,
             op,
         )
 
-    def falling(self, room: Room, also: Sequence[OffloadPlan] = ()) -> Iterator[OffloadPlan]:
+    def falling(self, room: Room, also: Sequence[OffloadPlan] = (), first: bool = False) -> Iterator[OffloadPlan]:
         """Plans for falling shares of the budget whose tensors find room, fragmentation counted in.
 
-        The fastest of the first few, and of `also`, comes first, with a guess at what it costs where convolutions do
-        not find the workspace they had; then those for smaller shares.
+        A group ends with the third plan in which every op finds its workspace, or with the first that is about as fast
+        as if memory had no fragments. The fastest of a group, and of `also`, comes first, with a guess at what it costs
+        where convolutions do not find the workspace they had.
+
+        Args:
+            room: what is free before the step.
+            also: plans that ran.
+            first: whether the step is planned again before its plan matters.
         """
         timeline = self.timeline
 
@@ -174,10 +197,16 @@ class Plans:
 
         waiting = [each for each in map(priced, also) if each]
         seen: set[object] = set()  # what plans do; several shares give the same
-        whole = 0
+        whole, hoped = 0, 0.0
+        with suppress(TfmemError):
+            hoped = self.make(budget=self.budget, effort=_effort(0, first)).after.seconds
         less = LESS if len(timeline.steps) <= SHORT else LESS_IF_LONG
         shares = range(100, LEAST_SHARE - 1, -less)
-        for found in chain.from_iterable(self._for_share(self.budget * share // 100, room) for share in shares):
+        plans = (
+            self._for_share(self.budget * share // 100, room, _effort(number, first))
+            for number, share in enumerate(shares)
+        )
+        for found in chain.from_iterable(plans):
             try:
                 self.memory.require_host_room(timeline, found)
             except TfmemError:
@@ -190,12 +219,12 @@ class Plans:
                 continue
             waiting.append(candidate)
             whole += candidate[2]
-            if whole >= GPU_TRIALS:
+            if whole >= GPU_TRIALS or (candidate[2] and candidate[0] <= AS_PREDICTED * hoped):
                 yield from _fastest_first(waiting)
-                waiting = []
+                waiting, whole, hoped = [], 0, 0.0
         yield from _fastest_first(waiting)
 
-    def _for_share(self, budget: int, room: Room) -> Iterator[OffloadPlan]:
+    def _for_share(self, budget: int, room: Room, effort: Effort) -> Iterator[OffloadPlan]:
         """The policy's plan, if any; where that recomputes tensors, also the one that copies them all, and where it has
         padding allocations, also one without.
 
@@ -203,13 +232,20 @@ class Plans:
         a tensor out of the way may cost less than what paddings lead to (benchmarks/results/offload_ablation.json).
         """
         with suppress(TfmemError):
-            found = self.make(budget=budget, room=room)
+            found = self.make(budget=budget, room=room, effort=effort)
             yield found
             if found.paddings:
                 with suppress(TfmemError):
-                    yield self.make(budget=budget, room=room, padded=False)
+                    yield self.make(budget=budget, room=room, padded=False, effort=effort)
             if any(move.recomputed for move in found.moves):
                 yield self.make(budget=budget, room=room, copied=True)
+
+
+def _effort(number: int, first: bool) -> Effort:
+    """The effort for the share of this number."""
+    if first or number >= ONCE:
+        return Effort.GREEDY
+    return Effort.SEARCHED if number < SEARCHED else Effort.ONCE
 
 
 def _fastest_first(plans: Sequence[tuple[float, OffloadPlan, bool]]) -> Iterator[OffloadPlan]:
@@ -217,7 +253,7 @@ def _fastest_first(plans: Sequence[tuple[float, OffloadPlan, bool]]) -> Iterator
         yield plan
 
 
-def choose(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
+def best_trial(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
     """The fastest trial that met the budget, else the one that came nearest; and what a report should say of it."""
     notes: list[str] = []
     met = [trial for trial in trials if trial.seen.peak <= budget]
@@ -251,7 +287,7 @@ def checked(report: Report, peaks: Sequence[int], budget: int, planned: bool) ->
         notes.append(f"{report.peak_predicted:,} bytes were estimated; the peak is as seen in one step")
         report = replace(report, peak_predicted=learned)
     if peak > budget:
-        notes.append(Missed.of(f" by {peak - budget:,} bytes, in steps without probes"))
+        notes.append(Missed.of(f" by {peak - budget:,} bytes, in steps that were not profiled"))
         notes += report.notes
     else:
         notes += [note.once if isinstance(note, Missed) else note for note in report.notes]

@@ -7,8 +7,6 @@ the data that TensorFlow keeps of a handle's variable.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -17,7 +15,6 @@ from tensorflow.python.ops import handle_data_util
 
 from graph_passes.graph.ops import is_update
 from tfmem.capture.captured import BODIES, HARMLESS, READERS, every_node, is_stateful
-from tfmem.capture.concrete_function import ConcreteFunction, with_xla
 
 _HANDLES = (tf.resource, tf.variant)
 _OWN = frozenset({"TfmemFusion", "TfmemRecurrent", "TfmemMatMul", "StatelessWhile"})  # stateful in name alone
@@ -54,33 +51,16 @@ class Run(Protocol):
     def run_flat(self) -> Callable[[list[tf.Tensor]], Any]: ...
 
 
-@dataclass(frozen=True)
-class WithXla:
-    """A function, run with XLA, which compiles it when it first runs."""
-
-    function: ConcreteFunction
-
-    @property
-    def captured_inputs(self) -> Sequence[tf.Tensor]:
-        """See `Run`."""
-        found: Sequence[tf.Tensor] = self.function.captured_inputs
-        return found
-
-    @cached_property
-    def run_flat(self) -> Callable[[list[tf.Tensor]], Any]:
-        """See `Run`."""
-        return with_xla(self.function)
-
-
 class Copies:
     """Copies of the variables of a step, and calls on them."""
 
-    def __init__(self, function: Any, arguments: Sequence[tf.Tensor], free: int) -> None:
+    def __init__(self, function: Any, arguments: Sequence[tf.Tensor], free: int, like: Copies | None = None) -> None:
         """
         Args:
             function: a `ConcreteFunction`; the variables that it captured are copied, those of an optimizer, too.
             arguments: its flat arguments, without captures.
             free: bytes of the device's memory that are not in use.
+            like: other copies, with whose values these begin; by default those of the variables.
 
         Raises:
             NotCopiedError: there is too little memory, or something else than a variable is reached through a handle.
@@ -94,14 +74,25 @@ class Copies:
         needed = sum((shape.num_elements() or 0) * dtype.size for dtype, shape in held.values())
         if needed > _LEAST_LEFT * free:
             raise NotCopiedError(f"copies of its variables would take {needed:,} bytes, of {free:,} that are free")
-        self._variables = {key: _copied(handle, *held[key]) for key, handle in handles.items()}
+        values = handles if like is None else {key: like.handles[key] for key in handles}
+        self._variables = {key: _copied(values[key], *held[key]) for key in handles}
 
-    def run(self, function: Run) -> None:
-        """Call what runs the step; waits for its results."""
+    @property
+    def handles(self) -> dict[int, tf.Tensor]:
+        """Those of the copies, by what they are copies of."""
+        return {key: variable.handle for key, variable in self._variables.items()}
+
+    def values(self) -> list[tf.Tensor]:
+        """What the copies hold."""
+        return [variable.read_value() for variable in self._variables.values()]
+
+    def run(self, function: Run) -> Any:
+        """Call what runs the step; waits for its results, and returns them."""
         copies = self._variables
         captured = [copies[id(t)].handle if id(t) in copies else t for t in function.captured_inputs]
-        function.run_flat([*self._arguments, *captured])
+        results = function.run_flat([*self._arguments, *captured])
         tf.test.experimental.sync_devices()
+        return results
 
 
 def _held(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:

@@ -1,0 +1,309 @@
+"""When the regions of a step are planned, and how calls time the step with them against the step without.
+
+off     the first call plans by the cost model, and every call runs stitched
+fast    calls run without regions while a thread plans by the cost model, once one has run; then some of them time
+        both, a slice of a second each. What wins runs, and on a GPU a thread times the kernels of the plan: if others
+        save enough, the step with these is timed against it in the same way
+full    the first call plans and times
+
+A step in which tensors move, or whose memory is settled, runs as it is until the faster variant is known.
+Timing uses copies of the variables. If a step cannot run on copies, its next calls run the two variants in turn.
+
+Once that is decided, a thread has XLA compile the step where XLA may run it, and that is timed against what runs
+(`tfmem.steps.xla_runner`). A function with `jit_compile=True` is XLA's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from custom_ops.background import go_on
+from graph_passes.decision import Decision, FusionWhy
+from graph_passes.report import Report
+from tfmem.capture.captured import every_node
+from tfmem.capture.concrete_function import (
+    asks_for_xla,
+    call_traced,
+    flat_arguments,
+)
+from tfmem.capture.xla_draws import has_floats
+from tfmem.devices import is_deterministic, wait_for_devices
+from tfmem.runtime.notices import SEE
+from tfmem.steps import xla_runner
+from tfmem.steps.after_grappler import LEAVE_OUT, unstitched, with_fusion
+from tfmem.steps.agreed_fusion import agreed_times, board_of, decline, declined, kept_by_others
+from tfmem.steps.composed import chosen, composed
+from tfmem.steps.fused_replicas import against_fusion
+from tfmem.steps.fuser import Fuser, shared
+from tfmem.steps.job import Job
+from tfmem.steps.phases import Event, Move
+from tfmem.steps.states import Comparing, Composing, Failed, Fusing, Placed, Settled, State, Tuning
+from tfmem.steps.variable_copies import Copies, NotCopiedError
+from tfmem.steps.variants import Found, Variants
+from tfmem.steps.work import Work
+from tfmem.steps.xla_runner import against, may_run, then_xla
+from tfmem.timing.ab_timing import Slices, Times, Turns
+
+LARGE = 300  # ops of a step whose first run, which makes their kernels, a call had better not wait for: an estimate
+SLICE = 1.0  # seconds that one call may be held up by timing
+PATIENT = 60.0  # the limit where the user asked for timing
+_OTHER_DRAWS = (
+    "{}: random numbers, such as those of dropout, are TensorFlow's and not XLA's, although the model was compiled "
+    "with XLA"
+)
+
+
+def fuse(job: Job, state: Placed) -> Move[State]:
+    """What follows once memory is settled: regions are planned, now or by a thread, or not at all."""
+    engine, trace = job.engine, job.trace
+    if why := declined(engine.settings.stitches, state.unchanged):
+        decline(engine, trace, why)
+    if not engine.settings.stitches:
+        if state.report.decision is Decision.FAILED:
+            return Move(Event.FAULT, Failed(**shared(state)))
+        return Move(Event.STAYS, Settled(**shared(state)))
+    options = engine.settings.options
+    timed = options.observe and options.fusion.tune != "off"
+    if not state.unchanged and (trace.shared or trace.of_replicas or trace.split):
+        report = unstitched(state.report, engine, FusionWhy.PLANNED)
+        return Move(Event.STAYS, Settled(**shared(replace(state, report=report))))
+    if not state.unchanged:
+        fuser = Fuser(engine, trace, with_xla=False)
+        plan = partial(composed, fuser, job.limit, engine.memory.in_use)
+        return _planned_by(fuser, state, plan, timed and options.fusion.tune == "fast")
+    with_xla = bool(trace.jit_compile) and not trace.replacements.matches
+    xla = may_run(trace, timed, engine.settings.must_fit, options.fusion.xla)
+    fuser, state = Fuser(engine, trace, with_xla, xla), replace(state, function=trace.base)
+    if with_xla and (not timed or asks_for_xla(trace.concrete)):
+        return fuser.settled(state, FusionWhy.XLA_ASKED)
+    try:
+        if with_xla and (against(trace) or (engine.settings.must_fit and not xla)):
+            return fuser.settled(state, FusionWhy.XLA_ASKED)
+        if trace.of_replicas:
+            return _of_replicas(fuser, state, timed)
+        if with_xla and has_floats(trace.given().graph_def):
+            cure = "to leave the step to XLA, pass passes=('recurrent', 'offload')"
+            engine.notices.warn("draws", _OTHER_DRAWS.format(trace.name), cure)
+        if timed and trace.draws:  # steps before and after the choice share random streams
+            graphs = trace.drawing()
+            fuser = replace(fuser, graphs=graphs)
+            state = replace(state, function=graphs.unmoved(state.function, with_xla))
+    except Exception as error:
+        return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
+    return _planned_by(fuser, state, fuser.plan, timed and options.fusion.tune == "fast")
+
+
+def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in_thread: bool) -> Move[State]:
+    """What follows once `plan` has found the regions of the step: a thread's work, or done now."""
+    if in_thread:
+        report = with_fusion(state.report, FusionWhy.UNDECIDED)
+        work: Work[Found] = Work(partial(plan, report), "tfmem fusion")
+        return Move(Event.THREAD, Fusing(**shared(replace(state, report=report)), fuser=fuser, work=work))
+    try:
+        found = plan(state.report)
+    except Exception as error:  # after any error, the step runs without regions
+        return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
+    return decide(fuser, state, found)
+
+
+def _of_replicas(fuser: Fuser, state: State, timed: bool) -> Move[State]:
+    """A step of several replicas is stitched on all of them, or on none, where the user asked for fusion.
+
+    Its calls run both versions in turn, since copies of its variables have no collectives.
+    """
+    engine, trace = fuser.engine, fuser.trace
+    board = board_of(engine, trace)
+    if "fusion" not in (engine.settings.options.passes or ()):
+        decline(engine, trace, FusionWhy.DISTRIBUTED)
+        return fuser.settled(state, FusionWhy.DISTRIBUTED)
+    try:
+        why = against_fusion(trace.optimized(), engine.settings.feed_shapes, agree=board is not None)
+        if not why:
+            untimed = replace(engine.settings.options, fusion=replace(engine.settings.options.fusion, tune="off"))
+            fuser = replace(fuser, engine=engine.under(replace(engine.settings, options=untimed)), mirrored=True)
+            if timed and trace.draws:
+                graphs = trace.drawing()
+                fuser = replace(fuser, graphs=graphs)
+                state = replace(state, function=graphs.unmoved(state.function, False))
+            found = fuser.plan(state.report)
+            state, why = replace(state, report=found.report), "" if found.variants else found.why
+    except Exception as error:  # after any error, the step runs without regions
+        decline(engine, trace, str(FusionWhy.FAILED))
+        return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
+    timed = timed and not is_deterministic()
+    if why or found.variants is None or found.plan is None:
+        decline(engine, trace, why)
+    elif board is not None:
+        why = kept_by_others(board, engine, trace, found.plan, timed)
+    if why or found.variants is None:
+        if why != FusionWhy.NOTHING:
+            engine.notices.warn("fusion", f"{trace.name} was to be stitched, but is {why}", f"{LEAVE_OUT}; {SEE}")
+        return fuser.settled(state, why)
+    if not timed:
+        return fuser.stitched(state, found.variants, FusionWhy.REPLICAS)
+    if board is None and (times := fuser.known.find(found.variants.key)) is not None:
+        return fuser.chosen(state, found.variants, times, "; known from the cache", Event.STAYS)
+    return Move(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=found.variants, turns=Turns()))
+
+
+def planned(state: Fusing) -> Move[State]:
+    """What follows once the thread has planned."""
+    found = state.work.take()
+    if found is None:
+        error = state.work.error or RuntimeError("planning ended without a result")
+        return state.fuser.failed(state, error, "stitching", FusionWhy.FAILED)
+    return decide(state.fuser, state, found)
+
+
+def decide(fuser: Fuser, state: State, found: Found) -> Move[State]:
+    """What can be decided before there are arguments."""
+    variants, options = found.variants, fuser.engine.settings.options
+    state = replace(state, report=found.report)
+    if found.composed:
+        return Move(Event.COMPOSED, Composing(**shared(state), fuser=fuser, compositions=found.composed))
+    if variants is None:
+        if found.why is FusionWhy.NO_ROOM:
+            state = replace(state, report=unstitched(state.report, fuser.engine, FusionWhy.NO_ROOM))
+        move = fuser.settled(state, found.why)
+        return move if fuser.with_xla else then_xla(fuser, move)
+    if fuser.with_xla and (is_deterministic() or variants.noticed):
+        return fuser.settled(state, FusionWhy.XLA_UNTIMED)
+    if options.fusion.tune == "off":
+        return fuser.stitched(state, variants, FusionWhy.UNTUNED)
+    if is_deterministic():
+        return fuser.stitched(state, variants, FusionWhy.DETERMINISTIC)
+    if (times := fuser.known.find(variants.key)) is not None:
+        return then_xla(fuser, fuser.chosen(state, variants, times, "; known from the cache", Event.STAYS))
+    if not options.observe:
+        return fuser.stitched(state, variants, FusionWhy.BY_MODEL)
+    turns = Turns() if variants.noticed else None
+    return Move(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=turns))
+
+
+def tuned(state: Tuning) -> Move[State]:
+    """What follows once the thread has tuned: a comparison, if other kernels save enough."""
+    variants, fuser = state.work.take(), state.fuser
+    if variants is None:
+        stays = state.stays
+        if (error := state.work.error) is not None:
+            note = f"kernels were not tuned: {type(error).__name__}: {error}"
+            stays = replace(stays, report=replace(stays.report, notes=(*stays.report.notes, note)))
+        return then_xla(fuser, Move(Event.STAYS, stays))
+    turns = Turns() if variants.noticed else None
+    return Move(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=turns))
+
+
+def compare(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Move[State]:
+    """What follows a slice of timing on copies of the step's variables and this call's arguments."""
+    before = state.variants.before
+    try:
+        state, times = _slice(state, args, kwargs)
+    except Exception as error:
+        if state.variants.xla:
+            return xla_runner.untimed(state, error)
+        return _untimed(state, error) if before is None else then_xla(state.fuser, Move(Event.CLEAR, before.stays))
+    if times is None:
+        return Move(Event.UNCLEAR, state)
+    if state.variants.xla:
+        return xla_runner.decided(state, times)
+    fuser, variants = state.fuser, state.variants
+    fuser.known.keep(variants.key, times)
+    return then_xla(fuser, fuser.chosen(state, variants, times, ", on copies", Event.CLEAR))
+
+
+def _slice(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Comparing, Times | None]:
+    fuser, variants = state.fuser, state.variants
+    patient = fuser.engine.settings.options.fusion.tune == "full"
+    limit = PATIENT if patient else SLICE
+    copies, timing = state.copies, state.timing
+    if timing is None or copies is None:
+        arguments = flat_arguments(fuser.trace.concrete, args, kwargs)
+        if state.work is None and not patient and _is_large(fuser):
+            work: Work[Copies] = Work(partial(_warmed, fuser, variants, arguments), "tfmem first runs")
+            work.begin()
+            return replace(state, work=work), None
+        copies = state.work.take() if state.work is not None else _copies(fuser, arguments)
+        if copies is None:
+            assert state.work is not None
+            raise state.work.error or RuntimeError("the first runs ended without a result")
+        timing = Slices()
+    times = timing.go_on(partial(copies.run, variants.given), partial(copies.run, variants.stitched), limit)
+    return replace(state, copies=copies, timing=timing), times
+
+
+def _is_large(fuser: Fuser) -> bool:
+    return sum(1 for _ in every_node(fuser.trace.optimized().graph_def)) >= LARGE
+
+
+def _copies(fuser: Fuser, arguments: Sequence[tf.Tensor]) -> Copies:
+    return Copies(fuser.trace.concrete, arguments, fuser.engine.memory.free)
+
+
+def _warmed(fuser: Fuser, variants: Variants, arguments: Sequence[tf.Tensor]) -> Copies:
+    """Copies on which both variants have run: a first run makes kernels, which took up to 12 s for an unrolled RNN.
+
+    On a GPU it also times products, while no call runs.
+    """
+    copies = _copies(fuser, arguments)
+    quiet = fuser.engine.quiet if fuser.engine.settings.target.is_gpu else nullcontext
+    for variant in (variants.given, variants.stitched):
+        go_on()
+        with quiet():
+            copies.run(variant)
+    return copies
+
+
+def _untimed(state: Comparing, error: Exception) -> Move[State]:
+    """What follows where the step without regions and with them cannot be timed on copies."""
+    fuser = state.fuser
+    if isinstance(error, NotCopiedError):
+        if fuser.with_xla:
+            return fuser.settled(state, f"left to XLA: nothing can be timed, since {error}", Event.CLEAR)
+        return Move(Event.UNCLEAR, replace(state, turns=Turns()))
+    if isinstance(error, tf.errors.OpError):  # if the step itself fails, its unmodified run, which follows, fails too
+        return fuser.settled(state, _failing(error), Event.CLEAR)
+    return fuser.failed(state, error, "timing", _failing(error))
+
+
+def without_room(state: Comparing) -> Move[State]:
+    """The step without regions stays, since the other ran out of memory in its turn."""
+    return state.fuser.settled(state, "left unchanged: stitched it ran out of memory", Event.CLEAR)
+
+
+def _failing(error: Exception) -> str:
+    return f"left unchanged: timing failed with {type(error).__name__}: {error}"
+
+
+def take_turn(
+    state: Comparing, turns: Turns, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Move[State]]:
+    """One of the step's own calls, timed: its result, and what follows."""
+    stitched = turns.stitched
+    run = partial(call_traced, state.variants.function if stitched else state.function, args, kwargs)
+    within_budget = state.variants.report is not None
+    wait_for_devices()  # a call ends before the GPU has run what it enqueued
+    began = time.perf_counter()
+    result, peak = state.fuser.engine.meter.watched(run) if within_budget else (run(), None)
+    wait_for_devices()
+    times = turns.add(time.perf_counter() - began)
+    if peak is not None:
+        state = replace(state, peaks=(*state.peaks, (stitched, peak)))
+    if times is None:
+        return result, Move(Event.UNCLEAR, state)
+    board = board_of(state.fuser.engine, state.fuser.trace)
+    if board is not None:
+        agreed = agreed_times(board, state.fuser.engine, state.fuser.trace, times)
+        if agreed is None:
+            return result, state.fuser.settled(state, "left unchanged: a worker did not publish its times", Event.CLEAR)
+        times = agreed
+    state.fuser.known.keep(state.variants.key, times)
+    if within_budget:
+        return result, chosen(state, times)
+    return result, state.fuser.chosen(state, state.variants, times, ", in turn", Event.CLEAR)

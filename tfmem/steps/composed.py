@@ -1,0 +1,236 @@
+"""A step in which tensors move, with regions: both within one budget.
+
+    the step without regions, its moves settled      its predicted peak keeps within the budget; it runs meanwhile
+    regions of segments of its schedule              `graph_passes/passes/fuse/schedule_segments.py`
+    moves, planned again on the schedule of regions  each region is one op, so that no move can lie inside of it
+    both run, measured, until memory is settled      by a separate step: it passes through the phases of any other
+    both variants run in turn                        the faster one stays, of those within the budget
+
+Regions change what moves: what is handed from kernel to kernel is no buffer, and what a region reads stays until it
+ends. So moves that were planned for the step without regions do not serve the step with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median_low
+from typing import Any
+
+from custom_ops.background import go_on
+from graph_passes.decision import Decision, FusionWhy, Missed, Xla
+from graph_passes.errors import BudgetError
+from graph_passes.passes.fuse.plan import FusionPlan
+from graph_passes.passes.fuse.schedule_segments import DIVISIONS, segments, with_regions
+from graph_passes.passes.offload.plan import OffloadPlan
+from graph_passes.report import Report, measured
+from tfmem.devices import conditions, is_deterministic
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.estimate import estimate
+from tfmem.steps import after_grappler
+from tfmem.steps.fuser import Fuser, shared
+from tfmem.steps.phases import Event, Move
+from tfmem.steps.states import Comparing, Composing, State
+from tfmem.steps.trace import Trace
+from tfmem.steps.variants import Composition, Found, Variants
+from tfmem.timing.ab_timing import Times, Turns
+from tfmem.timing.choices import key_of
+
+MOST = 3  # divisions that may run
+GOOD_ENOUGH = 1.02  # times the ops' own run times: smaller regions have nothing left to gain
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Regions of the step, and the moves that the cost model plans among them."""
+
+    trace: Trace
+    done: FusionPlan
+    moves: OffloadPlan
+
+    @property
+    def members(self) -> set[tuple[str, ...]]:
+        """The members of each region."""
+        return {region.schedule.members for region in self.done.regions}
+
+
+def memory_engine(engine: Engine) -> Engine:
+    """`engine` for a step that has its regions, and whose memory alone is planned: always by what was measured, since
+    what calls take within a region is known by that alone."""
+    options, notices = replace(engine.settings.options, passes=("offload",)), engine.notices.of_variant()
+    settings = replace(engine.settings, options=options, passes=("offload",), surely_fits=0.0)
+    return replace(engine, settings=settings, notices=notices)
+
+
+def composed(fuser: Fuser, budget: int, in_use: int, report: Report) -> Found:
+    """Regions that leave room for a plan: those that are predicted to be the fastest, and others in their stead.
+
+    Divisions are planned until nothing is left to gain, and once more: the measured step may need more memory than the
+    predicted one.
+
+    Args:
+        fuser: the step, whose moves are settled.
+        budget: bytes.
+        in_use: bytes of the device's memory that are taken while no step runs.
+        report: of the step without regions.
+    """
+    found: list[_Candidate] = []
+    step, tried, good = fuser.trace.step, list[object](), False
+    nothing: FusionPlan | None = None
+    for division in DIVISIONS:
+        go_on()
+        within = segments(step.graph, step.order, None if division.share is None else budget // division.share)
+        if (within, division.calls) in tried:
+            continue
+        tried.append((within, division.calls))
+        candidate = _candidate(fuser, budget, in_use, within, division.calls)
+        if candidate is None or any(candidate.members == each.members for each in found):
+            continue
+        if not candidate.done.regions:
+            nothing = candidate.done
+            continue
+        found.append(candidate)
+        if good or len(found) == MOST:
+            break
+        good = candidate.moves.after.seconds <= GOOD_ENOUGH * candidate.moves.before.seconds
+    if not found and nothing is not None:
+        return Found(after_grappler.with_regions(report, nothing, report.fusion))
+    if not found:
+        return Found(report, why=FusionWhy.NO_ROOM)
+    found.sort(key=lambda candidate: candidate.moves.after.seconds)
+    return Found(report, composed=tuple(Composition(each.trace, each.done) for each in found))
+
+
+def _candidate(fuser: Fuser, budget: int, in_use: int, within: Mapping[str, int], calls: bool) -> _Candidate | None:
+    """Regions of these segments, with the moves that they need; None if there is no plan."""
+    engine = fuser.engine
+    kernels = fuser.kernels()  # by the cost model: several plans are made, of which one runs
+    stitched = partial(after_grappler.stitched, segments=within, kernels=kernels, calls=calls)
+    captured, done = stitched(fuser.trace.to_stitch(), engine)
+    members = {region.name: region.schedule.members for region in done.regions}
+    captured = replace(captured, creation_order=with_regions(fuser.trace.step.order, members))
+    trace = fuser.trace.with_regions(captured, memory_engine(engine))
+    trace.read()
+    timeline = trace.step.timeline(
+        estimate(engine.settings.target, in_use, workspace=not engine.settings.target.is_gpu)
+    )
+    try:
+        return _Candidate(trace, done, trace.plan(timeline, budget))
+    except BudgetError:
+        return None
+
+
+def gave_up(state: Composing, error: Exception) -> Move[State]:
+    """What follows where no plan with these regions could be run: other regions, or the step without regions."""
+    if others := state.compositions[1:]:
+        return Move(Event.RAN, replace(state, compositions=others, step=None))
+    report = after_grappler.unstitched(state.report, state.fuser.engine, FusionWhy.NO_ROOM)
+    report = replace(report, notes=(*report.notes, f"stitched: {error}"))
+    return state.fuser.settled(replace(state, report=report), FusionWhy.NO_ROOM)
+
+
+def decided(state: Composing, report: Report, function: Any) -> Move[State]:
+    """What follows once the memory of the step with regions is settled.
+
+    Args:
+        state: with the step.
+        report: of the step with regions.
+        function: that runs it.
+    """
+    fuser, options, given = state.fuser, state.fuser.engine.settings.options, state.report
+    if report.decision is Decision.FAILED:
+        return fuser.settled(replace(state, report=_noted(given, report)), FusionWhy.FAILED)
+    if excess := _worse(given, report):
+        if others := state.compositions[1:]:  # smaller regions may leave more room, and larger ones need fewer moves
+            return Move(Event.RAN, replace(state, compositions=others, step=None))
+        return fuser.settled(state, f"left unchanged: stitched it would take {excess:,} bytes more than the budget")
+    others = state.compositions[1:]
+    instead = replace(state, compositions=others, step=None) if others else None
+    undecided = after_grappler.with_fusion(given, FusionWhy.UNDECIDED)
+    with_both = after_grappler.with_regions(undecided, state.compositions[0].done, undecided.fusion)
+    state = replace(state, report=with_both)
+    variants = _variants(state, report, function)
+    saves = (report.step_predicted_ns or 0) <= (given.step_predicted_ns or 0)
+    for holds, why in (
+        (options.fusion.tune == "off", FusionWhy.UNTUNED),
+        (is_deterministic(), FusionWhy.DETERMINISTIC),
+        (not options.observe, FusionWhy.BY_MODEL),
+    ):
+        if holds:
+            return fuser.stitched(state, variants, why) if saves else fuser.settled(state, FusionWhy.SLOWER)
+    if (times := fuser.known.find(variants.key)) is not None:
+        return fuser.chosen(state, variants, times, "; known from the cache", Event.STAYS)
+    return Move(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=Turns(), instead=instead))
+
+
+def _variants(state: Composing, report: Report, function: Any) -> Variants:
+    given, engine = state.report, state.fuser.engine
+    unmoved = report.decision.is_unchanged
+    faults = (region.traceback for region in state.compositions[0].done.kept if region.traceback)
+    report = replace(
+        report,
+        notes=(*report.notes, *faults),
+        passes=engine.settings.passes,
+        peak_before=given.peak_before,
+        curve_before=given.curve_before,
+        regions=given.regions,
+        not_stitched=given.not_stitched,
+        not_replaced=given.not_replaced,
+        jit_compile=Xla.STITCHED if unmoved and given.jit_compile else given.jit_compile,
+    )
+    moved = [(each.tensor, each.release_before, each.prefetch_before) for each in (*given.transfers, *report.transfers)]
+    facts = {**conditions(engine.settings.target), "budget": engine.settings.budget, "moved": moved}
+    key = key_of(state.fuser.known, state.compositions[0].trace.optimized().graph_def, facts)
+    return Variants(function, state.function, function, "", key, report=report, kept=(state.step,))
+
+
+def chosen(state: Comparing, times: Times) -> Move[State]:
+    """The faster of two steps under a budget, of those whose calls in turn kept within it.
+
+    What ran before decides which chunks an allocator has, and so what it counts.
+    """
+    fuser, variants = state.fuser, state.variants
+    given, report = (
+        _watched(each, [peak for stitched, peak in state.peaks if stitched is with_regions])
+        for each, with_regions in ((state.report, False), (variants.report or state.report, True))
+    )
+    state, variants = replace(state, report=given), replace(variants, report=report)
+    if excess := _worse(given, report):
+        if state.instead is not None:
+            return Move(Event.COMPOSED, state.instead)
+        why = f"left unchanged: stitched it takes {excess:,} bytes more than the budget"
+        move = fuser.settled(state, why, Event.CLEAR)
+    elif excess := _worse(report, given):
+        why = f"stitched: without regions it takes {excess:,} bytes more than the budget"
+        move = fuser.stitched(state, variants, why, Event.CLEAR)
+    else:
+        move = fuser.chosen(state, variants, times, ", in turn", Event.CLEAR)
+    fuser.engine.notices.warn_of_losses(move.state.report)
+    return move
+
+
+def _watched(report: Report, peaks: Sequence[int]) -> Report:
+    """`report` with the usual peak of later calls. A single one may have met what the other version left."""
+    if not peaks:
+        return report
+    usual, most = (size + report.peak_uncounted for size in (median_low(peaks), max(peaks)))
+    over = most - (report.budget or most)
+    missed = Missed.of(f" by {over:,} bytes, in calls in turn with the other version") if over > 0 else None
+    if usual > (report.peak_measured or 0):
+        report = measured(report, usual)
+    if missed is None:
+        return report
+    kept = missed if report.budget is not None and usual > report.budget else missed.once
+    return replace(report, notes=(*report.notes, kept))
+
+
+def _worse(given: Report, report: Report) -> int:
+    """Bytes by which the step with regions is over the budget, unless the step without is over it by more; else 0."""
+    peaks = [each.peak_predicted if each.peak_measured is None else each.peak_measured for each in (given, report)]
+    over = [max(0, peak - (given.budget or 0)) for peak in peaks]
+    return over[1] if over[1] > over[0] else 0
+
+
+def _noted(given: Report, report: Report) -> Report:
+    return replace(given, notes=tuple(dict.fromkeys((*given.notes, *report.notes))))

@@ -1,0 +1,167 @@
+"""Plans the regions of a step, and makes the state that follows each choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from custom_ops.background import go_on
+from custom_ops.timing.remembered import Remembered
+from graph_passes.decision import Fusion, FusionWhy, Xla
+from graph_passes.report import Report
+from tfmem.capture.captured import Captured
+from tfmem.capture.concrete_function import with_places
+from tfmem.devices import conditions
+from tfmem.kernels.fusion_programs import is_timed
+from tfmem.kernels.fusion_tuning import FusionKernels, with_programs
+from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import fault_note
+from tfmem.steps.after_grappler import stitched, with_decision, with_regions
+from tfmem.steps.fused_replicas import against_edited
+from tfmem.steps.phases import Event, Move
+from tfmem.steps.random_streams import StepGraphs
+from tfmem.steps.states import Failed, Placed, Settled, State, Tuning
+from tfmem.steps.trace import Trace
+from tfmem.steps.variable_copies import Run, noticed
+from tfmem.steps.variants import Before, Found, Later, Timed, Variants
+from tfmem.steps.work import Work
+from tfmem.timing.ab_timing import Times
+from tfmem.timing.choices import choices, key_of
+
+WORTH = 0.02  # of a step's time: kernels that save less are not worth a second comparison
+
+
+@dataclass(frozen=True)
+class Fuser:
+    """Plans the regions of a step, and chooses.
+
+    Attributes:
+        engine: device and options.
+        trace: its recurrent layers replaced.
+        with_xla: whether XLA would run the step.
+        xla: whether XLA may run the step, if it is faster.
+        graphs: makes functions that share random streams; None if no op has any.
+        mirrored: whether replicas on several devices keep equal variables.
+    """
+
+    engine: Engine
+    trace: Trace
+    with_xla: bool
+    xla: bool = False
+    graphs: StepGraphs | None = None
+    mirrored: bool = False
+
+    @property
+    def known(self) -> Remembered[Times]:
+        """What was timed before."""
+        return choices(self.engine.settings.options.cache_directory)
+
+    def plan(self, report: Report) -> Found:
+        """The regions of the step; `report` is of the step without."""
+        plain = self.trace.optimized()
+        go_on()
+        given = self.trace.to_stitch()
+        if self.mirrored:
+            given = with_places(given, self.trace.concrete)
+        kernels = self.kernels()
+        captured, found = stitched(given, self.engine, mirrored=self.mirrored, kernels=kernels)
+        report = with_regions(report, found, report.fusion)
+        if self.mirrored and (why := against_edited(captured, found, self.engine.settings.feed_shapes)):
+            return Found(report, why=why)
+        if found.regions:
+            later = Later(captured, found, kernels) if kernels else None
+            return Found(report, self._variants(plain, captured, later), plan=found)
+        faults = [region.reason for region in found.kept if region.warned]
+        return Found(report, why=f"left unchanged: {faults[0]}" if faults else FusionWhy.NOTHING)
+
+    def kernels(self) -> FusionKernels | None:
+        """What makes kernels that are timed while the plan runs; None: they are timed at once, or never."""
+        options, target = self.engine.settings.options, self.engine.settings.target
+        later = options.fusion.tune == "fast" and options.observe and is_timed(options) and target.is_gpu
+        return FusionKernels(target, options, self.engine.quiet) if later else None
+
+    def _variants(self, plain: Captured, captured: Captured, later: Later | None) -> Variants:
+        graphs = self.graphs or self.trace.drawing()
+        return replace(self._against(graphs.apart(plain.graph_def), captured, ""), later=later)
+
+    def _against(self, given: Run, captured: Captured, beside: str) -> Variants:
+        """A stitched graph against another run; `beside` says which, if it is not the step without regions."""
+        graphs = self.graphs or self.trace.drawing()
+        function = graphs.restore(captured.graph_def, captured=captured)
+        timed = graphs.apart(captured.graph_def, captured) if graphs.draws else function
+        return Variants(function, given, timed, noticed(captured.graph_def), self._key(captured, beside))
+
+    def _key(self, captured: Captured, beside: str) -> str:
+        facts = {**conditions(self.engine.settings.target), **({"beside": beside} if beside else {})}
+        return key_of(self.known, captured.graph_def, facts)
+
+    def tune(self, variants: Variants, times: Times, stays: Settled) -> Variants | None:
+        """The step with tuned kernels against what runs; None if they save too little.
+
+        Args:
+            variants: the first two.
+            times: of these.
+            stays: what follows then.
+        """
+        later = variants.later
+        assert later is not None
+        found = later.kernels.tuned(later.plan)
+        same = all(found.programs.get(region.text, region.programs) == region.programs for region in later.plan.regions)
+        if same or times.stitched - found.saved > (1 - WORTH) * min(times.given, times.stitched):
+            return None
+        captured = with_programs(later.captured, found.programs)
+        given, beside = (variants.stitched, "the model's kernels") if times.is_faster else (variants.given, "")
+        key = self._key(captured, "")
+        return replace(self._against(given, captured, beside), before=Before(stays, times, key))
+
+    def settled(self, state: State, why: object, event: Event = Event.STAYS) -> Move[State]:
+        """What runs in `state` stays, without regions."""
+        return Move(event, Settled(**shared(state, fusion=str(why), fusion_state=Fusion.LEFT)))
+
+    def stitched(self, state: State, variants: Variants, why: object, event: Event = Event.STAYS) -> Move[State]:
+        """The step runs stitched from now on."""
+        report = with_decision(variants.report or state.report)
+        report = replace(report, fusion=str(why), fusion_state=Fusion.STITCHED)
+        if self.with_xla:
+            report = replace(report, jit_compile=Xla.STITCHED)
+        # Random streams continue: keep the old function, unless its successor runs before this call returns.
+        kept = (*state.kept, *variants.kept, *([state.function] if isinstance(state, Placed) else ()))
+        return Move(event, Settled(function=variants.function, report=report, notes=state.notes, kept=kept))
+
+    def failed(self, state: State, error: Exception, doing: str, why: str) -> Move[State]:
+        """The step stays without regions, because of a bug in tfmem."""
+        notices, name = self.engine.notices, self.trace.name
+        note = fault_note(notices, name, error, doing, "the unmodified step runs")
+        notes = (*state.report.notes, note)
+        return Move(Event.FAULT, Failed(**shared(state, fusion=why, fusion_state=Fusion.LEFT, notes=notes)))
+
+    def chosen(self, state: State, variants: Variants, times: Times, how: str, event: Event) -> Move[State]:
+        """The faster one stays; its kernels may be tuned meanwhile."""
+        if variants.before is not None:
+            return self._tuned(state, variants, variants.before, times, how, event)
+        timed = Timed(times, how)
+        move = self.stitched(state, variants, timed, event) if times.is_faster else self.settled(state, timed, event)
+        stays = move.state
+        if variants.later is None or not isinstance(stays, Settled):
+            return move
+        work: Work[Variants | None] = Work(partial(self.tune, variants, times, stays), "tfmem tuning")
+        report = replace(stays.report, tuning=True)
+        return Move(Event.TUNES, Tuning(**vars(replace(stays, report=report)), fuser=self, work=work, stays=stays))
+
+    def _tuned(
+        self, state: State, variants: Variants, before: Before, times: Times, how: str, event: Event
+    ) -> Move[State]:
+        """Tuned kernels run if they are faster."""
+        if not times.is_faster:
+            return Move(event, before.stays)
+        total = replace(times, given=before.times.given)
+        self.known.keep(before.key, total)
+        state = replace(state, report=replace(state.report, tuning=False))
+        return self.stitched(state, variants, Timed(total, f"{how}, with tuned kernels"), event)
+
+
+def shared(state: State, **changes: Any) -> dict[str, Any]:
+    """What the next state has of `state`, its report changed."""
+    report = replace(state.report, **changes)
+    return {"function": state.function, "report": report, "notes": state.notes, "kept": state.kept}

@@ -1,0 +1,105 @@
+"""A step that runs by a plan which the user gave: `tfmem.optimize(plan=...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from graph_passes.analysis.memory.simulate import Move as TensorMove
+from graph_passes.analysis.memory.simulate import simulate
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.device_report import size
+from graph_passes.errors import StalePlanError
+from graph_passes.passes.offload.plan import OffloadPlan, chained, verdict_of
+from graph_passes.plan_file import Plan, PlannedMove, digests
+from tfmem.steps.job import Job
+from tfmem.steps.phases import Move
+from tfmem.steps.settling import settle
+from tfmem.steps.states import State
+from tfmem.steps.trace import Trace
+
+DIVIDED = "the given plan splits the batch: parts were chosen again, within its budget"
+OTHER_INPUTS = "the given plan is for inputs of other shapes, so this trace was planned by itself"
+
+
+def planned_for(plan: Plan, trace: Trace) -> bool:
+    """Whether the plan is for inputs of these shapes; a function has a trace for each."""
+    return plan.inputs == trace.input_specs
+
+
+def require_same(plan: Plan, trace: Trace) -> None:
+    """Refuse a graph that is not the one that was planned. Raises StalePlanError."""
+    plan.renamed(digests(trace.step.graph, trace.step.order))
+
+
+def by_plan(job: Job, state: State, plan: Plan) -> Move[State]:
+    """The step runs by `plan`, and is not searched for a better one.
+
+    Raises:
+        StalePlanError: the graph is not the one that was planned.
+    """
+    step, budget = job.trace.step, job.limit
+    names = plan.renamed(digests(step.graph, step.order))
+    timeline = step.timeline(job.engine.estimate(workspace=False))
+    moves = moves_of(plan.moves, timeline, names)
+    before, after = (simulate(timeline, each, job.engine.link) for each in ((), moves))
+    verdict = replace(
+        verdict_of(timeline, (), budget, before.seconds, after.seconds, plan.least),
+        smallest_budget=plan.smallest_budget,
+        op=plan.op,
+    )
+    ordered = chained(timeline, moves, budget)
+    found = OffloadPlan(moves, budget, 0, before, after, job.engine.link, ordered, verdict=verdict)
+    job.engine.memory.require_host_room(timeline, found)
+    more = after.peak - budget
+    noted = [f"{size(more)} more is in use than when the plan was made"] if more > 0 else []
+    state = replace(state, notes=(*state.notes, "planned before: by the given plan", *noted))
+    return settle(job, state, timeline, found)
+
+
+def moves_of(moves: tuple[PlannedMove, ...], timeline: Timeline, names: Mapping[str, str]) -> tuple[TensorMove, ...]:
+    """Moves in positions of the timeline.
+
+    Args:
+        moves: of a plan.
+        timeline: the step.
+        names: the name that each op of the plan has in the step.
+
+    Raises:
+        StalePlanError: the step lacks a tensor or an op that the plan names.
+    """
+    position = {step.node: index for index, step in enumerate(timeline.steps)}
+    buffers = {str(buffer.tensor): index for index, buffer in enumerate(timeline.buffers)}
+    try:
+        return tuple(
+            TensorMove(
+                buffers[f"{names[op]}{colon}{number}"],
+                position[names[move.last]],
+                position[names[move.copy_after]],
+                position[names[move.release]],
+                position[names[move.prefetch]],
+                position[names[move.next]],
+                move.recomputed,
+            )
+            for move in moves
+            for op, colon, number in [move.tensor.partition(":")]
+        )
+    except KeyError as error:
+        raise StalePlanError(f"the plan names {error}, which the step does not have; make the plan again") from error
+
+
+def planned_moves(moves: tuple[TensorMove, ...], timeline: Timeline) -> tuple[PlannedMove, ...]:
+    """Moves as a plan's file has them: by names."""
+    names = [step.node for step in timeline.steps]
+    return tuple(
+        PlannedMove(
+            str(timeline.buffers[move.buffer].tensor),
+            names[move.last],
+            names[move.copy_after],
+            names[move.release],
+            names[move.prefetch],
+            names[move.next],
+            move.recomputed,
+        )
+        for move in moves
+    )

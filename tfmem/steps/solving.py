@@ -1,0 +1,89 @@
+"""The integer program of a large step, solved by a thread beside the training: what begins it, and what follows.
+
+Until then the plan of policy `hybrid` runs, which is made in a hundredth of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from graph_passes.errors import BudgetError
+from graph_passes.passes.offload.plan import OffloadPlan
+from graph_passes.report import Report
+from tfmem.runtime.faults import is_fault
+from tfmem.steps.job import Job
+from tfmem.steps.phases import Event, Move
+from tfmem.steps.settling import left, probed, settle_trial
+from tfmem.steps.states import Checking, Probed, Search, Solving, State, Trying
+from tfmem.steps.trials import AS_PREDICTED, CPU_RETRIES
+from tfmem.steps.work import Work
+
+MEANWHILE = "an integer program for a faster plan is being solved; until then the plan of `hybrid` runs"
+
+
+def begun(job: Job, state: Checking, search: Search, plan: OffloadPlan) -> Move[State]:
+    """A thread solves the program for the budget that `plan` was made for, once the step has run again."""
+    return Move(
+        Event.SOLVES,
+        Solving(
+            function=state.function,
+            report=state.report,
+            notes=state.notes,
+            kept=state.kept,
+            search=search,
+            plan=plan,
+            work=_work(job, search, min(job.limit, plan.budget)),
+        ),
+    )
+
+
+def _work(job: Job, search: Search, budget: int) -> Work[OffloadPlan]:
+    return Work(partial(job.trace.plan, search.timeline, budget, timed=True), "tfmem solving")
+
+
+def solved(job: Job, state: Solving) -> Move[State]:
+    """What follows once the thread is done: its plan is tried if it is predicted to be faster."""
+    found = state.work.take()
+    if found is None:
+        return _failed(job, state, state.work.error or RuntimeError("the solver's thread ended without a result"))
+    now = state.plan.under(state.search.timeline).after.seconds
+    verdict = found.verdict and replace(found.verdict, seconds=now)
+    noted = (verdict.note,) if verdict and verdict.note else ()
+    state = replace(state, report=replace(state.report, verdict=verdict, notes=(*state.report.notes, *noted)))
+    if found.after.seconds >= now or found.actions in state.search.tried:
+        return left(job, state)
+    tried = state.search.tried | {found.actions}
+    search = replace(state.search, stays=state, solved=state.search.solved + 1, tried=tried)
+    try:
+        return Move(Event.NEXT, probed(job, Trying, state, search, found))
+    except Exception as error:
+        return _failed(job, state, error)
+
+
+def judged(job: Job, state: Probed, stays: Solving) -> Move[State]:
+    """What follows a trial of the solver's plan: it runs from now on, it is made for less, or what ran before stays."""
+    search, trial = state.search, state.search.trials[-1]
+    others = [each.seen.step_seconds for each in search.trials[:-1] if each.seen.peak <= job.limit]
+    over = trial.seen.peak - job.limit
+    if over <= 0 and trial.seen.step_seconds > AS_PREDICTED * min(others, default=float("inf")):
+        return left(job, stays)
+    if over <= 0:
+        return settle_trial(job, state, search.timeline, trial)
+    if search.solved >= CPU_RETRIES:
+        return left(job, stays)
+    # The timeline shows by now where the first trial took more. A second one that did took more elsewhere.
+    budget = trial.plan.budget - (over if search.solved > 1 else 0)
+    return Move(Event.SOLVES, replace(stays, search=search, work=_work(job, search, budget)))
+
+
+def meanwhile(report: Report) -> Report:
+    """`report` of a step whose program is being solved."""
+    return replace(report, notes=(*report.notes, MEANWHILE))
+
+
+def _failed(job: Job, state: Solving, error: Exception) -> Move[State]:
+    if not isinstance(error, BudgetError) and is_fault(error):
+        note = job.noted(error, "solving the integer program", "the plan of `hybrid` stays")
+        state = replace(state, report=replace(state.report, notes=(*state.report.notes, note)))
+    return left(job, state)

@@ -1,0 +1,214 @@
+"""XLA as one more runner of a step: a thread has it compile the step, which is then timed against what runs.
+
+XLA may run a step that it computes like TensorFlow but for the order of sums: with the same random numbers, and the
+same checks. Its compiler is C++ that holds no interpreter, so steps go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from custom_ops.background import go_on
+from graph_passes.decision import Decision, Fusion, Xla
+from graph_passes.report import Report
+from tfmem.capture.concrete_function import RestoredFunction, asks_for_xla, flat_arguments
+from tfmem.capture.xla_draws import differs_in
+from tfmem.capture.xla_function import xla_function
+from tfmem.devices import conditions, is_deterministic
+from tfmem.steps.fuser import Fuser
+from tfmem.steps.phases import Event, Move
+from tfmem.steps.states import Comparing, Compiling, Settled, State
+from tfmem.steps.trace import Trace
+from tfmem.steps.variable_copies import Copies, Run, noticed
+from tfmem.steps.variants import Before, Variants
+from tfmem.steps.work import Work
+from tfmem.timing.ab_timing import Times
+from tfmem.timing.choices import key_of
+
+MOST = 0.05  # of the largest number of a result: XLA does not run a step whose results differ by more
+WHAT_DIFFERS = "its sums have another order, and an index out of range raises no error"
+
+
+def may_run(trace: Trace, timed: bool, must_fit: bool, wanted: bool) -> bool:
+    """Whether XLA may run a step in which no tensor moves.
+
+    Args:
+        trace: the step.
+        timed: whether steps are timed.
+        must_fit: whether the user gave a memory budget: what XLA needs is not planned.
+        wanted: the user's option.
+    """
+    allowed = wanted and trace.jit_compile is not False and not asks_for_xla(trace.concrete)
+    return allowed and timed and not must_fit and not trace.of_replicas and not is_deterministic()
+
+
+def against(trace: Trace) -> str:
+    """Why XLA would compute something else than TensorFlow; "" if it would not."""
+    graph_def = trace.given().graph_def
+    return differs_in(graph_def) or noticed(graph_def)
+
+
+def then_xla(fuser: Fuser, move: Move[State]) -> Move[State]:
+    """`move`, or that XLA compiles the step first, where what runs is decided and XLA may be faster."""
+    stays = move.state
+    if not fuser.xla or not isinstance(stays, Settled):
+        return move
+    try:
+        if why := against(fuser.trace):
+            return Move(move.event, _without(stays, f"XLA may not run the step: {why}"))
+        known = fuser.known.find(_key(fuser, stays))
+    except Exception as error:
+        return Move(move.event, _without(stays, f"XLA was not timed: {type(error).__name__}: {error}"))
+    if known is not None and not known.is_faster:
+        return Move(move.event, _slower(fuser, stays, known))
+    return Move(Event.COMPILES, Compiling(**vars(stays), fuser=fuser, stays=stays))
+
+
+def begun(state: Compiling, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Compiling:
+    """The state whose thread compiles for the arguments of a call."""
+    if state.work is not None:
+        return state
+    fuser = state.fuser
+    arguments = flat_arguments(fuser.trace.concrete, args, kwargs)
+    work: Work[Variants] = Work(partial(_compiled, fuser, state.stays, arguments), "tfmem XLA")
+    work.begin()
+    return replace(state, work=work)
+
+
+def compiled(state: Compiling) -> Move[State]:
+    """What follows once the thread has ended: a comparison, if XLA could compile the step."""
+    work, fuser, stays = state.work, state.fuser, state.stays
+    variants = work.take() if work is not None else None
+    if work is None or variants is None:
+        error = work.error if work is not None else None
+        return Move(Event.STAYS, _without(stays, f"XLA does not run the step: {_said(error)}"))
+    if (times := fuser.known.find(variants.key)) is not None:
+        return _raced(state, variants, times, "; known from the cache", Event.STAYS)
+    return Move(Event.TIMED, Comparing(**vars(stays), fuser=fuser, variants=variants))
+
+
+def decided(state: Comparing, times: Times) -> Move[State]:
+    """The faster one runs from now on."""
+    state.fuser.known.keep(state.variants.key, times)
+    return _raced(state, state.variants, times, ", on copies", Event.CLEAR)
+
+
+def untimed(state: Comparing, error: Exception) -> Move[State]:
+    """What ran before goes on, since XLA cannot be timed."""
+    before = state.variants.before
+    assert before is not None
+    return Move(Event.CLEAR, _without(before.stays, f"XLA was not timed: {_said(error)}"))
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What one call makes: what it returns, and what its variables hold then; floats alone."""
+
+    numbers: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, copies: Copies, run: Run) -> _Results:
+        """A call on copies."""
+        returned = [each for each in tf.nest.flatten(copies.run(run)) if isinstance(each, tf.Tensor)]
+        found = [each for each in (*returned, *copies.values()) if each.dtype.is_floating]
+        return cls(tuple(tf.cast(each, tf.float64).numpy() for each in found))
+
+    def difference(self, other: _Results) -> float:
+        """The largest difference, as a share of the largest number of its tensor; infinite where NaN differs."""
+        return max(map(_difference, self.numbers, other.numbers), default=0.0)
+
+
+def _difference(one: np.ndarray, other: np.ndarray) -> float:
+    if one.shape != other.shape or not np.array_equal(np.isfinite(one), np.isfinite(other)):
+        return float("inf")
+    finite = np.isfinite(one)
+    most = float(np.max(np.abs(one[finite]), initial=0.0))
+    return float(np.max(np.abs(one[finite] - other[finite]), initial=0.0)) / (most or 1.0)
+
+
+def _compiled(fuser: Fuser, stays: Settled, arguments: Sequence[tf.Tensor]) -> Variants:
+    """XLA's function of the step, compiled and compared with what runs.
+
+    Raises:
+        NotCopiedError: there is no memory for copies of the variables.
+        tf.errors.OpError: XLA cannot compile the step, or has no memory for it.
+        ArithmeticError: the results differ by more than the order of sums explains.
+    """
+    trace, free = fuser.trace, fuser.engine.memory.free
+    given = _runs(fuser, stays.function)
+    function = xla_function(trace.concrete, trace.given(), arguments, stays.function)
+    copies = Copies(trace.concrete, arguments, free)
+    others = Copies(trace.concrete, arguments, free, like=copies)
+    go_on()
+    found = _Results.of(copies, function)
+    go_on()
+    differs = found.difference(_Results.of(others, given))
+    if not differs <= MOST:
+        raise ArithmeticError(f"its results differ by {differs:.2g} of the largest number of a tensor")
+    seen = f"differed by {differs:.1e} of the largest number of a tensor" if differs else "were equal"
+    note = f"XLA runs the step: {WHAT_DIFFERS}; it draws TensorFlow's random numbers; results of one step {seen}"
+    before = Before(stays, Times(1.0, 1.0), "")
+    return Variants(function, given, function, "", _key(fuser, stays), before=before, xla=note)
+
+
+def _runs(fuser: Fuser, function: Any) -> Run:
+    """What runs the step now, on copies. No op of it keeps a random stream: see `differs_in`."""
+    if isinstance(function, RestoredFunction):
+        return function
+    optimized = fuser.trace.optimized()
+    return fuser.trace.graphs_of(optimized).apart(optimized.graph_def)
+
+
+def _key(fuser: Fuser, stays: Settled) -> str:
+    beside = [str(region) for region in stays.report.running]
+    facts = {**conditions(fuser.engine.settings.target), "runner": "XLA", "beside": beside}
+    return key_of(fuser.known, fuser.trace.given().graph_def, facts)
+
+
+def _raced(state: State, variants: Variants, times: Times, how: str, event: Event) -> Move[State]:
+    before, fuser = variants.before, state.fuser  # type: ignore[attr-defined]
+    assert before is not None
+    stays = before.stays
+    if not times.is_faster:
+        return Move(event, _slower(fuser, stays, times))
+    beside = "stitched" if stays.report.fusion_state is Fusion.STITCHED else "without XLA"
+    text = f"left to XLA: {1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms {beside}{how}"
+    report = replace(
+        stays.report,
+        decision=Decision.XLA,
+        fusion=text,
+        fusion_state=Fusion.LEFT,
+        jit_compile=Xla.RUNS,
+        notes=(*stays.report.notes, variants.xla),
+    )
+    kept = (*stays.kept, stays.function)  # runs other shapes
+    return Move(event, replace(stays, function=variants.function, report=report, kept=kept))
+
+
+def _slower(fuser: Fuser, stays: Settled, times: Times) -> Settled:
+    """What ran before goes on."""
+    found = _without(stays, f"XLA took {1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms")
+    if not fuser.with_xla:
+        return found
+    stitched = found.report.fusion_state is Fusion.STITCHED
+    return replace(found, report=replace(found.report, jit_compile=Xla.STITCHED if stitched else Xla.EXECUTOR))
+
+
+def _without(stays: Settled, note: str) -> Settled:
+    return replace(stays, report=_noted(stays.report, note))
+
+
+def _noted(report: Report, note: str) -> Report:
+    return replace(report, notes=(*report.notes, note))
+
+
+def _said(error: Exception | None) -> str:
+    text = str(error).strip() if error is not None else "its thread ended without a result"
+    first = text.splitlines()[0] if text else ""
+    return f"{type(error).__name__}: {first}"[:300] if error is not None else first

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from custom_ops.errors import DynamicError
 from tfmem.dynamic.batch import Batch, Node, as_batch
+from tfmem.dynamic.datasets import dataset
 from tfmem.dynamic.expressions import (
     ELEMENTWISE,
     add_n,
@@ -26,10 +27,13 @@ from tfmem.dynamic.expressions import (
     vector,
 )
 from tfmem.dynamic.extension import Expression
-from tfmem.dynamic.handle import Handle, Outcome, specialize
+from tfmem.dynamic.handle import Handle
+from tfmem.dynamic.inputs import inputs
 from tfmem.dynamic.kinds import NodeKind, Result, node, trace
 from tfmem.dynamic.layer import Layer
 from tfmem.dynamic.optimizers import SGD, Adam
+from tfmem.dynamic.outcome import Outcome
+from tfmem.dynamic.specialize import specialize
 
 __all__ = [
     "SGD",
@@ -48,9 +52,11 @@ __all__ = [
     "as_batch",
     "concat",
     "constant",
+    "dataset",
     "dropout",
     "elementwise",
     "embedding_lookup",
+    "inputs",
     "matmul",
     "matvec",
     "node",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 
-from custom_ops.dynamic.program import Instruction
+from custom_ops.dynamic.node_code import Instruction
 from custom_ops.errors import DynamicError
 from custom_ops.expr.table import FLOAT_OPS
 from tfmem.dynamic.extension import Expression, RecordedOp, use_operators
@@ -137,7 +137,7 @@ def _write(
     arguments = tuple(integer for integer in integers if isinstance(integer, Argument))
     if len(arguments) < len(integers):
         raise DynamicError(
-            f"{operation.name} of {', '.join(map(str, integers))} in a node kind: pass the integer as an argument"
+            f"{operation.name} got {', '.join(map(str, integers))} in a node kind; pass the integer as an argument"
         )
     places = tuple(place_of(recorder, value) for value in values)
     return operation.emit(recorder, tuple(map(recorder.number_of, variables)), places, arguments)

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from custom_ops.background import has_ended
 from custom_ops.dynamic.choice import ROWS, Choice
-from custom_ops.dynamic.codegen.plan import Chip
-from custom_ops.dynamic.codegen.program import DynamicProgram, build
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build
+from custom_ops.dynamic.codegen.on_chip import Chip
 from custom_ops.dynamic.spec import Spec
-from custom_ops.errors import KernelError, TfmemWarning
+from custom_ops.errors import KernelError, TfmemWarning, warn
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, UnusableError, digest
 from custom_ops.jit.device import Device
-from graph_passes.analysis.cost.device import l2_bytes
+from graph_passes.analysis.cost.device_costs import l2_bytes
 from tfmem.api import load_ops
 from tfmem.devices import find_target
 from tfmem.kernels.recurrent import kernel_folder
@@ -31,10 +31,16 @@ OLDEST = 80  # compute capability 8.0
 class Programs:
     """Kernels by what they compute; each is compiled once, or taken from the cache."""
 
-    def __init__(self, options: Options) -> None:
-        """Programs for the device, and with the cache, that `options` name."""
+    def __init__(self, options: Options, dtype: tf.DType = tf.float32) -> None:
+        """Programs for the device, and with the cache, that `options` name, and for numbers of type `dtype`."""
         self._options = options
         self._target = find_target(options.device, load_ops())
+        self._has_kernels = self._target.is_gpu and dtype != tf.float64
+        if self._target.is_gpu and not self._has_kernels:
+            warn(
+                "GPU kernels of dynamic nets compute in float32, so this net of float64 runs on the CPU; "
+                "make its parameters float32 to use the GPU"
+            )
         self._made: dict[str, DynamicProgram | None] = {}
         self._chosen: set[str] = set()
         self._others: dict[str, Future[list[DynamicProgram]]] = {}
@@ -43,11 +49,11 @@ class Programs:
     @property
     def on_gpu(self) -> bool:
         """Whether nets run on a GPU."""
-        return self._target.is_gpu
+        return self._has_kernels
 
     def of(self, spec: Spec) -> DynamicProgram | None:
         """The program for the GPU; None without a GPU, and, with a `TfmemWarning`, if no kernel can be made."""
-        if not self._target.is_gpu or not spec.kinds:
+        if not self._has_kernels or not spec.kinds:
             return None
         if spec.text not in self._made:
             try:

@@ -1,22 +1,25 @@
-"""`specialize` compiles a dynamic network and returns a `Handle`, which runs batches."""
+"""A compiled dynamic network, which makes batches and runs them."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from custom_ops.dynamic.codegen.plan import Plan
-from custom_ops.dynamic.codegen.program import DynamicProgram
-from custom_ops.dynamic.op import forward, forward_backward, seed_of, step
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram
+from custom_ops.dynamic.codegen.on_chip import Plan
+from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, warn
 from tfmem.api import load_ops
-from tfmem.capture.early_results import call_unrecorded, with_early_results
+from tfmem.capture.early_results import call_unrecorded
 from tfmem.dynamic.batch import (
     Batch,
     Node,
@@ -28,72 +31,23 @@ from tfmem.dynamic.batch import (
     listed,
     node_type,
 )
+from tfmem.dynamic.dtypes import is_updated_outside, type_of
 from tfmem.dynamic.extension import Expression
+from tfmem.dynamic.families import expanded, families, member
+from tfmem.dynamic.flat_steps import FlatSteps, flat_tensors
 from tfmem.dynamic.gpu import Programs
+from tfmem.dynamic.inputs import placed
 from tfmem.dynamic.kinds import NodeKind, State, record
-from tfmem.dynamic.optimizers import Optimizer, checked
-from tfmem.dynamic.parts import Parts, Run, apply, in_halves, in_parts
+from tfmem.dynamic.mirrored import require_alone
+from tfmem.dynamic.optimizers import Given
+from tfmem.dynamic.outcome import Outcome
+from tfmem.dynamic.parts import InParts, Parts, Run, apply, in_halves, in_parts
 from tfmem.dynamic.recorded import RecordedKinds
-from tfmem.dynamic.recorder import parameter_of
+from tfmem.dynamic.recorder import parameter_of, parameters_of
 from tfmem.dynamic.slots import Slots
-from tfmem.options import Options, merged
+from tfmem.options import Options
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """The results of a batch.
-
-    Attributes:
-        losses: the loss of each example, float32 `[examples]`.
-        gradients: the gradients of the sum of the losses, for each parameter in order: a tensor of its shape, or
-            `tf.IndexedSlices` for a table that is only looked up. Empty if the call returns none.
-        outputs: the outputs of the node kinds, float32 `[nodes, width]`; 0 for a node whose kind has none. A gradient
-            through them raises `GradientError`.
-        states: the states of all nodes, float32 `[nodes, width]`, if `states` was set.
-    """
-
-    losses: tf.Tensor
-    gradients: tuple[tf.Tensor | tf.IndexedSlices, ...] = ()
-    outputs: tuple[tf.Tensor, ...] = ()
-    states: tuple[tf.Tensor, ...] = ()
-
-
-def specialize(
-    parameters: Sequence[tf.Variable],
-    kinds: Mapping[str, NodeKind] | None = None,
-    *,
-    state: State | int | None = None,
-    optimizer: Optimizer | None = None,
-    options: Options | None = None,
-) -> Handle:
-    """Compile a network whose graph differs from example to example.
-
-    Args:
-        parameters: all variables of the net, float32 of one dimension or two, each once. `Handle.step` does not change
-            those with `trainable=False`.
-        kinds: the kinds of nodes by name, made by `tfmem.dynamic.trace` or `tfmem.dynamic.node`. None: graphs are
-            recorded op by op, which is slower.
-        state: the widths of a node's state; an integer for one vector.
-        optimizer: the update rule of `Handle.step`.
-        options: the device that runs the net and the directory of its GPU kernels; other fields are not used. None:
-            environment variables decide.
-
-    Returns:
-        The handle that runs batches.
-
-    Raises:
-        DynamicError: shapes do not fit, a kind uses a variable that is no parameter, or the op has no such optimizer.
-        OpLibraryError: the op library is not built.
-        OptionsError: there is no such device, or an environment variable has a value that its option does not take.
-    """
-    seen: set[int] = set()
-    for variable in parameters:
-        if id(variable) in seen:
-            raise DynamicError(f"parameter '{variable.name}' is listed twice; list each variable once")
-        seen.add(id(variable))
-    if isinstance(state, int):
-        state = (state,)
-    return Handle(tuple(parameters), kinds, state, checked(optimizer), merged(options, None, None))
+Form = tuple[int, int, int]  # of a kind: its number, how many children, and children and arguments together
 
 
 class Handle(tf.Module):
@@ -108,7 +62,7 @@ class Handle(tf.Module):
         parameters: tuple[tf.Variable, ...],
         kinds: Mapping[str, NodeKind] | None,
         state: State | None,
-        optimizer: Optimizer | None,
+        optimizer: Given,
         options: Options,
     ) -> None:
         """Use `specialize`."""
@@ -116,14 +70,18 @@ class Handle(tf.Module):
         self.parameters = parameters
         self.optimizer = optimizer
         self._ops = load_ops().ops
-        self._kinds = MappingProxyType(dict(kinds or {}))
+        self._families = MappingProxyType(families(kinds or {}))
+        self._kinds = MappingProxyType(expanded(kinds or {}))
         self._state = state
         self._recorded = None if kinds is not None else RecordedKinds(parameters)
         self._lock = threading.Lock()
         self._step_lock = threading.Lock()
         for parameter in parameters:
             parameter_of(parameter)
-        self._training = self._spec(training=True)
+        self._dtype = type_of(parameters)
+        self._is_updated_outside = is_updated_outside(self._dtype, parameters)
+        views: dict[int, int] = {}
+        self._training = self._spec(views, training=True)
         # The number of each kind, of its children, and of children and arguments: all that making a node needs.
         forms = {
             name: (number, len(kind.children), len(kind.children) + len(kind.arguments))
@@ -133,17 +91,27 @@ class Handle(tf.Module):
             tuple((each.name, each.children, each.state, each.arguments) for each in self._training.kinds)
         )
         self._forms = MappingProxyType(forms)  # TensorFlow does not track this type in checkpoints
-        self._inference = self._spec(training=False)
-        self._programs = Programs(options)
-        self._programs.of(self._training)
-        self.slots = None if optimizer is None else Slots(optimizer, parameters)
-        self._traced = _Traced()
-
-    def _spec(self, *, training: bool) -> Spec:
-        recorded = tuple(
-            record(name, kind, self.parameters, self._state, training=training) for name, kind in self._kinds.items()
+        self._members = MappingProxyType(
+            {
+                family: MappingProxyType({form[2]: form for form in (forms[member(family, count)] for count in counts)})
+                for family, counts in self._families.items()
+            }
         )
-        spec = Spec(tuple(map(parameter_of, self.parameters)), recorded)
+        self._inference = self._spec(views, training=False)
+        self._programs = Programs(options, self._dtype)
+        self._programs.of(self._training)
+        of_keras = isinstance(optimizer, keras.optimizers.Optimizer)
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            optimizer.build([variable for variable in parameters if variable.trainable])
+        self.slots = None if optimizer is None or of_keras else Slots(optimizer, parameters)
+        self._flat = FlatSteps(self._dtype)
+
+    def _spec(self, views: dict[int, int], *, training: bool) -> Spec:
+        recorded = tuple(
+            record(name, kind, self.parameters, self._state, views, training=training)
+            for name, kind in self._kinds.items()
+        )
+        spec = Spec(parameters_of(self.parameters, views), recorded)
         _ = spec.text  # which is checked before the first batch
         return spec
 
@@ -177,7 +145,8 @@ class Handle(tf.Module):
             DynamicError: there is no such kind, or it has another number of children or arguments.
         """
         try:
-            number, children, count = self._forms[kind]
+            members = self._members.get(kind)
+            number, children, count = self._forms[kind] if members is None else self._member(kind, members, len(given))
         except (KeyError, TypeError):
             raise DynamicError(f"there is no kind of node {kind!r}; expected one of {', '.join(self._kinds)}") from None
         if len(given) != count:
@@ -186,6 +155,22 @@ class Handle(tf.Module):
                 f"{count - children} integer arguments"
             )
         return self._node(number, given[:children], given[children:])
+
+    def _member(self, family: str, members: Mapping[int, Form], given: int) -> Form:
+        """The kind of a family for so many children and arguments."""
+        if given not in members:
+            _, children, both = next(iter(members.values()))
+            raise DynamicError(
+                f"node('{family}', ...) got {given - (both - children)} children; expected {self._families[family]}"
+            )
+        return members[given]
+
+    def number_of(self, kind: str, children: int | None = None) -> int:
+        """The number of a kind in a batch of tensors; `children` where the kind has a range of them."""
+        name = kind if children is None else member(kind, children)
+        if name not in self._forms:
+            raise DynamicError(f"there is no kind of node '{name}'; expected one of {', '.join(self._forms)}")
+        return int(self._forms[name][0])
 
     def batch(self, examples: Sequence[Any]) -> Batch:
         """A batch as tensors.
@@ -224,13 +209,19 @@ class Handle(tf.Module):
     # ---- calls ----
 
     def forward_backward(
-        self, batch: Any, *, loss_weights: tf.Tensor | None = None, seed: int | tf.Tensor = 0
+        self,
+        batch: Any,
+        *,
+        inputs: Sequence[Any] | None = None,
+        loss_weights: tf.Tensor | None = None,
+        seed: int | tf.Tensor = 0,
     ) -> Outcome:
         """Losses of a batch and the gradients of their sum, in one call.
 
         Args:
             batch: see `Handle.batch` and `Batch`.
-            loss_weights: float32 `[examples]`, the factors of the losses in the sum; None: 1.
+            inputs: the rows of each parameter that `tfmem.dynamic.inputs` made; see there.
+            loss_weights: `[examples]`, the factors of the losses in the sum; None: 1.
             seed: the seed of dropout.
 
         Raises:
@@ -239,21 +230,31 @@ class Handle(tf.Module):
         """
         tensors = self._as_batch(batch)
         run = in_parts if tf.executing_eagerly() else _at_once
-        losses, outputs, gradients = run(self._forward_backward, tensors, loss_weights, seed)
+        tensors, parameters = placed(self._training, self.parameters, tensors, inputs)
+        losses, outputs, gradients = run(partial(self._forward_backward, parameters), tensors, loss_weights, seed)
         return Outcome(losses, gradients, outputs)
 
-    def _forward_backward(self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
+    def _forward_backward(
+        self, parameters: Sequence[Any], tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor
+    ) -> Parts:
         program = self._programs.of(self._training)
         with self._programs.place(program):
-            return forward_backward(self._ops, self._training, self.parameters, tensors, seed, loss_weights, program)
+            return forward_backward(self._ops, self._training, parameters, tensors, seed, loss_weights, program)
 
     def forward(
-        self, batch: Any, *, training: bool = False, states: bool = False, seed: int | tf.Tensor = 0
+        self,
+        batch: Any,
+        *,
+        inputs: Sequence[Any] | None = None,
+        training: bool = False,
+        states: bool = False,
+        seed: int | tf.Tensor = 0,
     ) -> Outcome:
         """Losses, outputs and states of a batch; `tf.GradientTape` differentiates losses and states if `training`.
 
         Args:
             batch: see `Handle.batch` and `Batch`.
+            inputs: as for `forward_backward`; a `tf.GradientTape` goes through them.
             training: apply dropout, and keep what the gradient needs.
             states: also return the states of all nodes; the last node of an example is at
                 `batch.kinds.row_limits() - 1`.
@@ -264,95 +265,99 @@ class Handle(tf.Module):
         """
         tensors = self._as_batch(batch)
         spec = self._training if training else self._inference
+        tensors, parameters = placed(spec, self.parameters, tensors, inputs)
         kind = 0 if states and spec.kinds else -1
         program = self._programs.of(spec)
         if program is None and not training:
             spec = spec.forward_only
         with self._programs.place(program):
             losses, outputs, found = forward(
-                self._ops, spec, self.parameters, tensors, seed, state_of=kind, training=training, program=program
+                self._ops, spec, parameters, tensors, seed, state_of=kind, training=training, program=program
             )
         return Outcome(losses, (), outputs, found)
 
     def step(
-        self, batch: Any, *, loss_weights: tf.Tensor | None = None, seed: int | tf.Tensor | None = None
+        self,
+        batch: Any,
+        *,
+        inputs: Sequence[Any] | None = None,
+        loss_weights: tf.Tensor | None = None,
+        seed: int | tf.Tensor | None = None,
     ) -> Outcome:
         """Train on a batch: forward, backward and update of the parameters in one call.
 
         Args:
             batch: see `Handle.batch` and `Batch`.
-            loss_weights: float32 `[examples]`, the factors of the losses in the sum; None: 1.
+            inputs: as for `forward_backward`.
+            loss_weights: `[examples]`, the factors of the losses in the sum; None: 1.
             seed: the seed of dropout. None uses the step counter, so every step drops other values.
 
         Raises:
-            DynamicError: `specialize` was given no optimizer.
+            DynamicError: `specialize` was given no optimizer, or the parameters are those of several replicas.
             tf.errors.InvalidArgumentError: as for `forward_backward`; no parameter was written.
         """
         if self.optimizer is None:
             raise DynamicError("the net has no optimizer; pass specialize(..., optimizer=tfmem.dynamic.Adam())")
-        tensors = self._as_batch(batch)
+        require_alone(self.parameters)
+        if isinstance(self.optimizer, keras.optimizers.Optimizer):
+            return self._step_of_keras(self.optimizer, batch, inputs, loss_weights, seed)
+        tensors, parameters = placed(self._training, self.parameters, self._as_batch(batch), inputs)
+        if self._is_updated_outside:
+            with self._step_lock if tf.executing_eagerly() else contextlib.nullcontext():
+                self._put(parameters)
+                run = in_parts if tf.executing_eagerly() else _at_once
+                return self._step_of_gradients(run, tensors, loss_weights, seed)
         if not tf.executing_eagerly():
+            self._put(parameters)
             program = self._programs.of(self._training.of_step)
             losses, outputs = self._step(tensors, loss_weights, seed, program)
             return Outcome(losses, (), outputs)
-        # Several ops and their Python take longer than a small batch runs on a GPU; one call of a graph does not.
-        given = [part for ragged in tensors for part in (ragged.values, _long(ragged.row_splits))]
-        if loss_weights is not None:
-            given.append(tf.convert_to_tensor(loss_weights, tf.float32))
-        if seed is not None:
-            given.append(seed_of(seed))
+        given = flat_tensors(tensors, loss_weights, seed, self._dtype)
         with self._step_lock:  # threads that share the handle take their numbers one by one
             choice = self._programs.choice(self._training.of_step)
             program = self._programs.of(self._training.of_step) if choice is None else choice.program
-            traced = self._traced_step(program, loss_weights is not None, seed is not None)
+            traced = self._flat.of(self._step, self._training.text, program, loss_weights is not None, seed is not None)
+            self._put(parameters)
             try:
                 losses, *found = call_unrecorded(traced, given)
             except tf.errors.ResourceExhaustedError:
                 if int(tensors.kinds.row_splits.shape[0]) < 3:  # one example
                     raise
-                return self._step_in_halves(tensors, loss_weights, seed)
+                return self._step_of_gradients(in_halves, tensors, loss_weights, seed)
             if choice is not None:
                 choice.ran(int(given[0].shape[0]), losses.numpy)
         return Outcome(losses, (), tuple(found))
 
-    def _step_in_halves(self, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None) -> Outcome:
-        """A step with a batch that memory is short for, in halves; nothing was written yet."""
+    def _put(self, parameters: Sequence[Any]) -> None:
+        """Give the op the rows of a batch: a step reads variables alone."""
+        for variable, given in zip(self.parameters, parameters, strict=True):
+            if given is not variable:
+                variable.assign(given)
+
+    def _step_of_keras(
+        self, optimizer: keras.optimizers.Optimizer, batch: Any, inputs: Any, loss_weights: Any, seed: Any
+    ) -> Outcome:
+        """A step whose update is Keras's, of trainable parameters alone."""
+        number = tf.cast(optimizer.iterations, tf.int64) + 1 if seed is None else seed
+        found = self.forward_backward(batch, inputs=inputs, loss_weights=loss_weights, seed=number)
+        pairs = [(g, v) for g, v in zip(found.gradients, self.parameters, strict=True) if v.trainable]
+        optimizer.apply_gradients(pairs)
+        return replace(found, gradients=())
+
+    def _step_of_gradients(
+        self, run: InParts, tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor | None
+    ) -> Outcome:
+        """A step whose update is made outside of the op: of a batch in halves, or of numbers that the op has not."""
         assert self.optimizer is not None
         assert self.slots is not None
         number = self.slots.steps + 1
-        losses, outputs, gradients = in_halves(
-            self._forward_backward, tensors, loss_weights, number if seed is None else seed
+        assert not isinstance(self.optimizer, keras.optimizers.Optimizer)
+        losses, outputs, gradients = run(
+            partial(self._forward_backward, self.parameters), tensors, loss_weights, number if seed is None else seed
         )
         apply(self.optimizer, number, self.parameters, self.slots.in_order, gradients)
         self.slots.steps.assign(number)
         return Outcome(losses, (), outputs)
-
-    def _traced_step(
-        self, program: DynamicProgram | None, has_weights: bool, has_seed: bool
-    ) -> tf.types.experimental.ConcreteFunction:
-        """A step as a graph of flat tensors: values and splits, weights if it has some, a seed if it has one."""
-        key = self._training.text, 0 if program is None else program.rows, has_weights, has_seed
-        with self._lock:
-            if key not in self._traced:
-                signature = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)] * 3
-                signature += [tf.TensorSpec([None], tf.float32)] * has_weights + [
-                    tf.TensorSpec([], tf.int64)
-                ] * has_seed
-                self._traced[key] = with_early_results(
-                    tf.function(
-                        lambda *given: self._flat_step(given, program, has_weights, has_seed), input_signature=signature
-                    ).get_concrete_function()
-                )
-            return self._traced[key]
-
-    def _flat_step(
-        self, given: tuple[tf.Tensor, ...], program: DynamicProgram | None, has_weights: bool, has_seed: bool
-    ) -> tuple[tf.Tensor, ...]:
-        parts = (tf.RaggedTensor.from_row_splits(*given[i : i + 2], validate=False) for i in (0, 2, 4))
-        losses, outputs = self._step(
-            Batch(*parts), given[6] if has_weights else None, given[-1] if has_seed else None, program
-        )
-        return losses, *outputs
 
     def _step(
         self,
@@ -362,10 +367,11 @@ class Handle(tf.Module):
         program: DynamicProgram | None,
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
         assert self.optimizer is not None
+        assert not isinstance(self.optimizer, keras.optimizers.Optimizer)
         assert self.slots is not None
         with tf.device("/CPU:0"):
             number = self.slots.steps + 1
-            rates = self.optimizer.rates(number)
+            rates = self.optimizer.rates(number, self._dtype)
         with self._programs.place(program):
             losses, outputs, done = step(
                 self._ops,
@@ -384,16 +390,8 @@ class Handle(tf.Module):
         return losses, outputs
 
 
-class _Traced(dict[tuple[str, int, bool, bool], Any]):
-    """Steps as concrete functions; TensorFlow would take a plain `dict` for a part of a checkpoint."""
-
-
 def _at_once(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
     return run(batch, loss_weights, seed)
-
-
-def _long(splits: tf.Tensor) -> tf.Tensor:
-    return splits if splits.dtype == tf.int64 else tf.cast(splits, tf.int64)
 
 
 def _are_roots(example: Any) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from custom_ops.dynamic.program import Instruction, Kind
+from custom_ops.dynamic.node_code import Instruction, Kind
 from custom_ops.errors import DynamicError
 from tfmem.dynamic.expressions import expression_at, place_of
 from tfmem.dynamic.extension import Expression
 from tfmem.dynamic.recorder import Argument, Recorder
+from tfmem.dynamic.user_lines import named
 
 State = tuple[int, ...]
 
@@ -40,14 +42,21 @@ class NodeKind:
     Attributes:
         function: `function(children, *arguments)` gives a `Result`, or the state alone. `children` has for each child
             its state: a tuple of vectors, or the vector if there is one. Arguments are integers: the parameters without
-            a default. Those with one, and keywords of `functools.partial`, keep their values.
-        children: how many; or for each child the widths of its state.
+            a default. Those with one, and keywords of `functools.partial`, keep their values. A keyword `training`
+            without a default is whether the net is trained.
+        children: how many; a range of numbers; or for each child the widths of its state.
         traced: whether the function is written in TensorFlow's ops.
     """
 
     function: Callable[..., Any]
-    children: int | tuple[State, ...] = 0
+    children: int | range | tuple[State, ...] = 0
     traced: bool = False
+
+    @property
+    def takes_training(self) -> bool:
+        """Whether the function has a keyword `training`, without a default: whether it is called for training."""
+        found = inspect.signature(self.function).parameters.get("training")
+        return found is not None and found.kind is found.KEYWORD_ONLY and found.default is found.empty
 
     @property
     def arguments(self) -> int:
@@ -62,6 +71,7 @@ class NodeKind:
             raise DynamicError(f"{self.function!r} cannot be the function of a node: {error}") from None
         given = [each for each in signature.parameters.values() if each.default is each.empty]
         given = [each for each in given if each.kind is not each.VAR_KEYWORD]
+        given = [each for each in given if each.name != "training" or each.kind is not each.KEYWORD_ONLY]
         for each in given:
             if each.kind not in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}:
                 raise DynamicError(
@@ -73,13 +83,13 @@ class NodeKind:
         return len(given) - 1
 
 
-def node(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -> NodeKind:
+def node(function: Callable[..., Any], *, children: int | range | Sequence[State] = 0) -> NodeKind:
     """A kind of node, by a function in the expressions of this module.
 
     Args:
         function: `function(children, *arguments)`: see `NodeKind`.
-        children: how many children its nodes have, if their states have the widths that `specialize` is given; or those
-            widths for each child.
+        children: how many children its nodes have, if their states have the widths that `specialize` is given; a range
+            of such numbers, each of which becomes a kind; or those widths for each child.
 
     Returns:
         A kind for `specialize`, which calls the function.
@@ -87,7 +97,7 @@ def node(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -
     return NodeKind(function, _children(children))
 
 
-def trace(function: Callable[..., Any], *, children: int | Sequence[State] = 0) -> NodeKind:
+def trace(function: Callable[..., Any], *, children: int | range | Sequence[State] = 0) -> NodeKind:
     """A kind of node, by a function in TensorFlow's ops on one node: vectors `[width]` and integer scalars.
 
     `specialize` traces it once by `tf.function` and reads its graph. It may use a Keras cell, `tf.linalg.matvec`,
@@ -100,11 +110,19 @@ def trace(function: Callable[..., Any], *, children: int | Sequence[State] = 0) 
     return NodeKind(function, _children(children), traced=True)
 
 
-def _children(children: int | Sequence[State]) -> int | tuple[State, ...]:
-    return children if isinstance(children, int) else tuple(tuple(widths) for widths in children)
+def _children(children: int | range | Sequence[State]) -> int | range | tuple[State, ...]:
+    return children if isinstance(children, int | range) else tuple(tuple(widths) for widths in children)
 
 
-def record(name: str, kind: NodeKind, variables: Sequence[tf.Variable], state: State | None, *, training: bool) -> Kind:
+def record(
+    name: str,
+    kind: NodeKind,
+    variables: Sequence[tf.Variable],
+    state: State | None,
+    views: dict[int, int],
+    *,
+    training: bool,
+) -> Kind:
     """The code of a kind.
 
     Args:
@@ -112,6 +130,7 @@ def record(name: str, kind: NodeKind, variables: Sequence[tf.Variable], state: S
         kind: the function.
         variables: the parameters.
         state: the widths of a child's state, where `kind` says none.
+        views: how kinds see parameters (`Recorder`); added to.
         training: whether dropout drops.
 
     Raises:
@@ -120,13 +139,15 @@ def record(name: str, kind: NodeKind, variables: Sequence[tf.Variable], state: S
     if not isinstance(kind, NodeKind):
         raise DynamicError(f"kind '{name}' is {kind!r}; expected tfmem.dynamic.node(...) or tfmem.dynamic.trace(...)")
     children = kind.children
+    if isinstance(children, range):
+        raise DynamicError(f"kind '{name}' has {children} children; expected one number")
     if isinstance(children, int):
         if children and state is None:
             raise DynamicError(
                 f"kind '{name}' has {children} children of unknown width; pass specialize(..., state=...)"
             )
         children = (tuple(state or ()),) * children
-    recorder = Recorder(variables, [None] * kind.arguments, training)
+    recorder = Recorder(variables, [None] * kind.arguments, training, views=views)
     add = recorder.builder.add
     states = [
         tuple(
@@ -135,14 +156,21 @@ def record(name: str, kind: NodeKind, variables: Sequence[tf.Variable], state: S
         for slot, widths in enumerate(children)
     ]
     arguments = [Argument(recorder, number) for number in range(kind.arguments)]
-    if kind.traced:
-        from tfmem.dynamic.traced import call_traced
+    function = partial(kind.function, training=training) if kind.takes_training else kind.function
+    try:
+        if kind.traced:
+            from tfmem.dynamic.traced import call_traced
 
-        found = call_traced(name, kind.function, recorder, states, arguments)
-    else:
-        given = tuple(vectors[0] if len(vectors) == 1 else vectors for vectors in states)
-        found = kind.function(given, *arguments)
-    return finish(name, recorder, children, found)
+            found = call_traced(name, function, recorder, states, arguments)
+        else:
+            given = tuple(vectors[0] if len(vectors) == 1 else vectors for vectors in states)
+            found = function(given, *arguments)
+        return finish(name, recorder, children, found)
+    except DynamicError as error:
+        raise named(name, function, error) from error
+    except Exception as error:
+        error.add_note(f"In the function of node kind '{name}', which tfmem.dynamic called with one node.")
+        raise
 
 
 def finish(name: str, recorder: Recorder, children: tuple[State, ...], found: Any) -> Kind:

@@ -10,8 +10,11 @@ import tensorflow as tf
 
 from custom_ops.errors import DynamicError
 from tfmem.dynamic.batch import as_batch
-from tfmem.dynamic.handle import Handle, specialize
+from tfmem.dynamic.dtypes import is_type
+from tfmem.dynamic.handle import Handle
+from tfmem.dynamic.inputs import inputs as made
 from tfmem.dynamic.kinds import NodeKind, State
+from tfmem.dynamic.specialize import specialize
 
 
 @keras.saving.register_keras_serializable(package="tfmem.dynamic")  # Keras loads no class that is not registered
@@ -19,9 +22,9 @@ class Layer(keras.layers.Layer):
     """A Keras layer that returns the state of each example's last node, which by convention is its root.
 
     Its input is a batch of graphs: a dict or tuple of `kinds`, `children` and `arguments`, int32 tensors
-    `[examples, nodes]` padded with -1 (`tf.data.Dataset.padded_batch`) or ragged ones. The result is float32
+    `[examples, nodes]` padded with -1 (`tf.data.Dataset.padded_batch`) or ragged ones. The result is
     `[examples, width]`, the first vector of the state. If kinds have losses, their mean over the examples is added to
-    the model's loss.
+    the model's loss. Rows of real numbers, such as the vectors of layers below, are further entries of the dict.
 
     A model with the layer is saved and cloned as any other. The saved model holds only the name of the function that
     makes the kinds. To load it, import `tfmem.dynamic`, and register that function by
@@ -40,7 +43,8 @@ class Layer(keras.layers.Layer):
         """Make a layer with new weights.
 
         Args:
-            parameters: the shape of each weight by name; those of one dimension begin as zeros.
+            parameters: the shape of each weight by name; those of one dimension begin as zeros. A shape `(None, width)`
+                is an input of that name, `[examples, rows, width]`, of which an example's arguments count its rows.
             kinds: a function from the weights by name to the kinds of nodes, as `specialize` takes them.
             state: the widths of a node's state.
             initializer: of matrices.
@@ -57,13 +61,17 @@ class Layer(keras.layers.Layer):
             "state": state if isinstance(state, int) else list(state),
             "initializer": keras.initializers.serialize(keras.initializers.get(initializer)),
         }
-        weights = {
-            name: self.add_weight(
-                shape=tuple(shape), initializer=initializer if len(shape) > 1 else "zeros", name=name, dtype="float32"
-            )
-            for name, shape in parameters.items()
-        }
-        variables = {name: weight.value for name, weight in weights.items()}
+        own = tf.as_dtype(self.variable_dtype)
+        self._numbers = own if is_type(own) else tf.float32
+        variables = {}
+        for name, shape in parameters.items():
+            if shape[0] is None:
+                variables[name] = made(int(shape[-1]), name, self._numbers)
+                continue
+            first = initializer if len(shape) > 1 else "zeros"
+            weight = self.add_weight(shape=tuple(shape), initializer=first, name=name, dtype=self._numbers.name)
+            variables[name] = weight.value
+        self._inputs = tuple(name for name, shape in parameters.items() if shape[0] is None)
         self._handle = specialize(list(variables.values()), kinds(variables), state=state)
         self._adds_loss = any(line.startswith("put_loss") for line in self._handle.text.splitlines())
         self._seeds = keras.random.SeedGenerator()  # dropout's, a new one for each call
@@ -86,7 +94,8 @@ class Layer(keras.layers.Layer):
             "an example has no nodes; a tfmem.dynamic.Layer needs at least one, whose state is the result",
         )
         seed = tf.cast(self._seeds.next()[1], tf.int64) if training else 0
-        outcome = self._handle.forward(batch, training=bool(training), states=True, seed=seed)
+        rows = [tf.cast(inputs[name], self._numbers) for name in self._inputs] if self._inputs else None
+        outcome = self._handle.forward(batch, inputs=rows, training=bool(training), states=True, seed=seed)
         if self._adds_loss:
             self.add_loss(tf.reduce_mean(outcome.losses))
         with tf.control_dependencies([checked] if checked is not None else []):
@@ -106,7 +115,7 @@ class Layer(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
         """`[examples, width]`."""
-        shapes = list(input_shape.values()) if isinstance(input_shape, Mapping) else input_shape
+        shapes = [input_shape["kinds"]] if isinstance(input_shape, Mapping) and input_shape else list(input_shape)
         if not shapes:
             raise DynamicError("a tfmem.dynamic.Layer needs kinds, children and arguments as inputs; pass a Batch")
         return (shapes[0][0], self._width[0])

@@ -10,11 +10,13 @@ import tensorflow as tf
 from custom_ops.dynamic.op import seed_of
 from custom_ops.errors import warn
 from tfmem.dynamic.batch import Batch
+from tfmem.dynamic.dtypes import computed
 from tfmem.dynamic.optimizers import Optimizer
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 Parts: TypeAlias = tuple[tf.Tensor, tuple[tf.Tensor, ...], tuple[Gradient, ...]]  # losses, outputs, gradients
 Run: TypeAlias = Callable[[Batch, tf.Tensor | None, int | tf.Tensor], Parts]
+InParts: TypeAlias = Callable[[Run, Batch, tf.Tensor | None, int | tf.Tensor], Parts]
 
 
 def in_parts(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
@@ -36,9 +38,9 @@ def in_parts(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int |
 def in_halves(run: Run, batch: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor) -> Parts:
     """Losses, outputs and gradients of a batch that is known to be too large, from its two halves."""
     count = _examples(batch)
-    warn(
-        f"a batch of {count} examples and {batch.kinds.values.shape[0]} nodes needs more memory than there is: it runs "
-        "in two parts, one after the other; give smaller batches to save the time of the attempt"
+    warn(  # without its size: Python shows equal warnings once
+        "a batch needs more memory than there is: it runs in two parts, one after the other; give smaller batches to "
+        "save the time of the attempt"
     )
     halves = []
     for first, end in ((0, count // 2), (count // 2, count)):
@@ -66,17 +68,19 @@ def apply(
     for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
         if not parameter.trainable:
             continue
-        own = [slots[turn * count + place] for turn in range(len(optimizer.slots))]
-        variables = [parameter, *own]
+        variables = [parameter, *(slots[turn * count + place] for turn in range(len(optimizer.slots)))]
+        wide = computed(parameter.dtype)
         if isinstance(gradient, tf.IndexedSlices):
             rows = gradient.indices
-            values = optimizer.update(number, gradient.values, *(tf.gather(variable, rows) for variable in variables))
+            own = [tf.cast(tf.gather(variable, rows), wide) for variable in variables]
+            values = optimizer.update(number, tf.cast(gradient.values, wide), *own)
             for variable, value in zip(variables, values, strict=True):
-                variable.scatter_update(tf.IndexedSlices(value, rows))
+                variable.scatter_update(tf.IndexedSlices(tf.cast(value, variable.dtype), rows))
         else:
-            values = optimizer.update(number, gradient, *variables)
+            own = [tf.cast(variable, wide) for variable in variables]
+            values = optimizer.update(number, tf.cast(gradient, wide), *own)
             for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+                variable.assign(tf.cast(value, variable.dtype))
 
 
 def _examples(batch: Batch) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from custom_ops.dynamic.program import Instruction, Kind
+from custom_ops.dynamic.node_code import Instruction, Kind
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError
 from tfmem.dynamic.extension import Expression, KindNumbers

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfmem.dynamic.dtypes import computed
 from tfmem.dynamic.optimizers import Optimizer
 
 
@@ -34,4 +35,5 @@ class Slots(tf.Module):
 def _beside(parameter: tf.Variable, name: str) -> tf.Variable:
     """Zeros on the parameter's device, where the op updates both."""
     with tf.device(parameter.device):
-        return tf.Variable(tf.zeros(parameter.shape), trainable=False, name=name)
+        shape = [size or 0 for size in parameter.shape]  # an input has no rows, and is not trained
+        return tf.Variable(tf.zeros(shape, computed(parameter.dtype)), trainable=False, name=name)

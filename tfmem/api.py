@@ -1,4 +1,4 @@
-"""`optimize`: whatever holds a training step goes in, the same kind of object comes out."""
+"""`optimize` takes an object that holds a training step, and returns the same kind of object; `report` describes it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from custom_ops.load import Library, load
-from graph_passes.checks import directory, names
+from graph_passes.checks import directory, names, shown
 from graph_passes.decision import Decision
-from graph_passes.errors import AlreadyOptimizedError, GraphError, NoGradientError, OptionsError
-from graph_passes.passes.fuse.explain import explain as explained
+from graph_passes.errors import AlreadyOptimizedError, GraphError, NoGradientError, OptionsError, StalePlanError
+from graph_passes.fates import explain as explained
 from graph_passes.passes.recurrent.options import RecurrentOptions
+from graph_passes.plan_file import Plan
 from graph_passes.report import REPORT_FILE, Report
 from tfmem import __version__
+from tfmem.budgets import Budgets, DeviceBudgets
 from tfmem.capture import concrete_function as functions
 from tfmem.capture import keras_functions
 from tfmem.capture.captured import Captured, unique
 from tfmem.capture.grappler import session_config
-from tfmem.devices import MeasuredLink, find_target
+from tfmem.capture.strategies import require_no_coordinator
+from tfmem.devices import device_names, find_target, links_together
 from tfmem.frontends import graph_def as graph_defs
 from tfmem.frontends import saved_model
 from tfmem.frontends.function import OptimizedFunction
 from tfmem.frontends.keras import ModelFunctions, optimize_model
 from tfmem.frontends.live_graph import REPORT, optimize_live
-from tfmem.options import Budget, Options, merged
+from tfmem.options import Options, merged
 from tfmem.runtime.device_memory import DeviceMemory
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.measured_call import Meter
@@ -45,12 +48,14 @@ __all__ = ["explain", "load_ops", "make_engine", "optimize", "report", "session_
 def optimize(
     x: Any,
     *,
-    memory_budget: Budget = None,
+    memory_budget: Budgets = None,
     policy: str | None = None,
     options: Options | None = None,
     fetches: Sequence[str] = (),
     feeds: Sequence[str] = (),
     output: str | os.PathLike[str] | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    architectures: Sequence[str] = (),
     **changes: Any,
 ) -> Any:
     """Rewrite `x` to use less device memory or to run faster.
@@ -58,8 +63,9 @@ def optimize(
     Three passes do so (`Options.passes`):
 
     - "recurrent", on by default, replaces recurrent layers by persistent kernels. Results agree to rounding.
-    - "fusion" compiles small ops into few kernels. It is on by default for a `tf.function` or Keras model on a GPU
-      without `memory_budget`; the fused step is timed and used only if it is faster. Results agree to rounding.
+    - "fusion" compiles small ops into few kernels. It is on by default for a `tf.function` or Keras model on a GPU,
+      with and without `memory_budget`; tfmem times the fused step, and uses it only if it is faster. Results agree to
+      rounding.
     - "offload", on by default, keeps a training step within `memory_budget`: it copies activations to host memory (on
       a CPU to files) until their gradient needs them, or recomputes them. Results are equal to the bit if TensorFlow
       picks the same kernels. A step that fits is not changed.
@@ -74,14 +80,20 @@ def optimize(
             a `tf.function` or `ConcreteFunction`,
             a Keras model, of Keras 3 or `tf_keras`; compile it first to use `fit`,
             the path of a SavedModel.
-        memory_budget: bytes, "10GiB", or a fraction of the device's memory; None for all that TensorFlow may use of a
+        memory_budget: bytes, "10GiB", or a fraction of the device's memory, for each device, or a dict of these by
+            device, {"GPU:0": "10GiB", "GPU:1": "8GiB"}; None for all that TensorFlow may use of a
             GPU, and no limit on a CPU.
-        policy: "hybrid" (default), "autovm", "vdnn_all" or "vdnn_conv"; see `tfmem.OffloadOptions`.
+        policy: "optimal" (default), "hybrid", "autovm", "vdnn_all" or "vdnn_conv"; see `tfmem.OffloadOptions`.
         options: all other options; environment variables (`Options.from_env`) if not given.
         fetches: for a tf.Graph, GraphDef or MetaGraphDef: names of the tensors and ops that one training step runs.
             Not needed if the graph holds one step.
         feeds: for a GraphDef: names of its placeholders that are fed.
         output: for a SavedModel: where to write; `<path>_tfmem` if not given.
+        plan: what `tfmem.plan` returned, or the path of its file: the step runs by it, within its budget. It is for a
+            `tf.function`, a ConcreteFunction, a Keras model or a SavedModel.
+        architectures: for a SavedModel: compute capabilities, ("sm_80", "sm_90"), for which kernels of recurrent
+            layers, and of fused regions where `passes` names "fusion", are compiled into it; see
+            `RecurrentOptions.architectures` and `FusionOptions.architectures`.
         **changes: single fields of `Options`.
 
     Returns:
@@ -91,6 +103,7 @@ def optimize(
         GraphError: `x` has an unsupported type, or its graph cannot be rewritten (see the subclasses).
         BudgetError: no plan meets the budget (`InfeasibleBudgetError.smallest_budget` should be enough), the budget is
             no size, or the host has too little memory. For a `tf.function` or Keras model the first call raises it.
+        StalePlanError: `plan` was made for another graph; raised when the step is first called.
         OptionsError: an option is unknown, or the spill directory is unusable.
         OpLibraryError: the op library is missing or was built for another TensorFlow.
     """
@@ -98,7 +111,17 @@ def optimize(
     if output is not None:
         output = directory("output", output)
     called = hasattr(x, "get_concrete_function") or keras_functions.is_keras_model(x)
-    engine = make_engine(merged(options, memory_budget, policy, **changes), called)
+    given = None if plan is None else checked_plan(plan, x, memory_budget)
+    if given is not None:
+        memory_budget = given.budget
+    chosen = merged(options, memory_budget, policy, **changes)
+    if architectures:
+        named = tuple(architectures)
+        recurrent = replace(chosen.recurrent, architectures=named)
+        chosen = replace(chosen, recurrent=recurrent, fusion=replace(chosen.fusion, architectures=named))
+    engine = make_engine(chosen, called)
+    if given is not None:
+        engine = engine.under(replace(engine.settings, plan=given))
     return optimize_with(engine, x, fetches, feeds, output)
 
 
@@ -123,12 +146,13 @@ def optimize_with(
         captured = graph_defs.capture_meta_graph(x, feeds or None, unique([*fetches, *graph_defs.named(x)]))
         return graph_defs.restore_meta_graph(x, _optimize_graph_def(captured, engine, fetches))
     if isinstance(x, OptimizedFunction):
-        raise AlreadyOptimizedError("this function is optimised already; optimise the one it was made of")
+        raise AlreadyOptimizedError("this function is optimised already; pass the original function")
     if isinstance(x, functions.ConcreteFunction):
-        step = ManagedStep(x, engine.unobserved())
+        step = ManagedStep(x, engine.under(engine.settings.unobserved()))
         setattr(step.function, REPORT, step.report)
         return step.function
     if hasattr(x, "get_concrete_function"):
+        require_no_coordinator()
         return OptimizedFunction(x, engine)
     if keras_functions.is_keras_model(x):
         setattr(x, REPORT, optimize_model(x, engine))
@@ -166,17 +190,17 @@ def report(x: Any) -> Report:
     raise GraphError(f"this {type(x).__name__} has no report; pass what tfmem.optimize returned, after its first step")
 
 
-def explain(x: Any, op: str) -> str:
-    """One sentence that says in which fused region an op is, or why it is in none.
+def explain(x: Any, name: str = "") -> str:
+    """Say what tfmem did to a step, in one sentence for each of its functions; or what it did to one op or layer.
 
     Args:
         x: the result of `optimize`, or a `Report`.
-        op: the op's name, or the name of a tensor that it makes.
+        name: an op's name, the name of a tensor that it makes, or a layer's name; "" for all of the step.
 
     Raises:
-        GraphError: there is no report, the fusion pass did not run, or there was no such op when it did.
+        GraphError: there is no report, or nothing of that name in it.
     """
-    return explained(x if isinstance(x, Report) else report(x), op)
+    return explained(x if isinstance(x, Report) else report(x), name)
 
 
 def _parsed(text: str, where: str) -> Report:
@@ -204,6 +228,8 @@ def make_engine(options: Options, called: bool = False) -> Engine:
     """
     ops = load()
     target = find_target(options.device, ops)
+    if isinstance(options.memory_budget, DeviceBudgets):
+        options.memory_budget.require_known(device_names())
     mechanism = options.offload.mechanism
     if mechanism not in ("auto", *(("copy", "managed") if target.is_gpu else ("file",))):
         allowed = "'copy', 'managed'" if target.is_gpu else "'file'"
@@ -211,18 +237,42 @@ def make_engine(options: Options, called: bool = False) -> Engine:
     asked = options.passes is not None or options.recurrent != RecurrentOptions()
     memory = DeviceMemory(ops, target, options.offload)
     engine = Engine(
-        **vars(Settings.of(options, target, memory.counts, called)),
+        settings=Settings.of(options, target, memory.counts, called),
         library=ops,
         memory=memory,
         meter=Meter(ops, target),
-        link=MeasuredLink(target, ops, options.offload.spill_directory),
+        link=links_together([target], ops, options.offload.spill_directory)[0],
         notices=Notices(asked),
         workers=Workers(f"tfmem {__version__} on TensorFlow {tf.__version__}"),
     )
-    if options.memory_budget is not None and "offload" not in engine.passes:
+    if options.memory_budget is not None and "offload" not in engine.settings.passes:
         given = f"memory_budget={options.memory_budget!r}"
-        engine.notices.warn("offload", f"tfmem: {given} has no effect without 'offload' in passes={options.passes!r}")
+        told = f"{given} has no effect without 'offload' in passes={options.passes!r}"
+        engine.notices.warn("offload", told, "add 'offload' to passes, or leave the budget out")
     return engine
+
+
+def checked_plan(plan: Any, x: Any, memory_budget: Budgets) -> Plan:
+    """A plan that was given to `optimize`, or the one in a file.
+
+    Raises:
+        OptionsError: it is not a plan, it does not fit its budget, `x` takes no plan, or a budget was passed as well.
+    """
+    if isinstance(plan, str | os.PathLike):
+        try:
+            plan = Plan.from_json(Path(plan).read_text())
+        except (OSError, ValueError) as error:
+            raise OptionsError(f"plan={os.fspath(plan)!r} cannot be read: {error}") from error
+    if not isinstance(plan, Plan):
+        raise OptionsError(f"plan={shown(plan)}: expected what tfmem.plan returned, or the path of its file")
+    if plan.budget is None or not plan.feasible:
+        why = "was made without a budget" if plan.budget is None else "does not fit its budget"
+        raise OptionsError(f"the plan of `{plan.subject}` {why}; make one with tfmem.plan(..., budget=...) that fits")
+    if memory_budget is not None:
+        raise OptionsError(f"memory_budget={memory_budget!r} was passed with a plan, which has a budget; leave one out")
+    if isinstance(x, tf.Graph | tf.compat.v1.GraphDef | tf.compat.v1.MetaGraphDef):
+        raise OptionsError(f"plan= is not supported for a {type(x).__name__}; pass memory_budget={plan.budget}")
+    return plan
 
 
 def _optimize_graph_def(captured: Captured, engine: Engine, fetches: Sequence[str]) -> GraphDef:
@@ -233,41 +283,66 @@ def _optimize_graph_def(captured: Captured, engine: Engine, fetches: Sequence[st
 
 
 def _optimize_saved_model(path: str, output: str | os.PathLike[str] | None, engine: Engine) -> str:
+    if (file := Path(path, REPORT_FILE)).is_file() and _changed(_parsed(file.read_text(errors="replace"), path)):
+        raise AlreadyOptimizedError(f"the SavedModel in '{path}' was optimised before; pass the path of the original")
     reports: list[Report] = []
     without_gradient: dict[str, NoGradientError] = {}
     changed: list[bool] = []
+    planned: list[bool] = []  # functions of which the given plan is
+    stale: list[StalePlanError] = []
 
-    def rewrite(concrete: Any) -> Any:
+    def managed(concrete: Any, name: str) -> ManagedStep:
+        labelled = engine.under(replace(engine.settings.unobserved(), label=f"{Path(path).name}.{name}"))
         try:
-            step = ManagedStep(concrete, engine.unobserved())
+            step = ManagedStep(concrete, labelled)
+        except StalePlanError as error:  # the plan is for one of the functions
+            stale.append(error)
+            return ManagedStep(concrete, labelled.under(replace(labelled.settings, plan=None)))
+        planned.append(True)
+        return step
+
+    def rewrite(concrete: Any, /, *, name: str) -> Any:
+        try:
+            step = managed(concrete, name)
         except NoGradientError as error:  # inference, beside a training step
-            without_gradient[tf.compat.as_str(concrete.name)] = error
+            without_gradient[name] = error
             return concrete
         reports.append(step.report)
         changed.append(step.function is not concrete)
         return step.function
 
     def tell() -> None:
+        if stale and not planned:
+            raise stale[0]
         for name, error in list(without_gradient.items())[:1]:
             if not reports:
                 raise error
             more = f" ({len(without_gradient) - 1} more are, too)" if len(without_gradient) > 1 else ""
-            engine.notices.warn("not planned", f"tfmem: {name} of '{path}' stays unchanged{more}: {error}")
+            told = f"{name} of '{path}' stays unchanged{more}: {error}"
+            engine.notices.warn(
+                "not planned", told, "a budget is for training; to replace its recurrent layers, give none"
+            )
 
     target = os.fspath(output) if output is not None else path.rstrip("/") + "_tfmem"
     saved_model.optimize_saved_model(path, target, rewrite, tell)
     if reports:
         found = max(reports, key=_weight)
         if not any(changed) and found.decision is not Decision.FAILED:  # a warning told of that
-            why = "it was optimised before" if Path(path, REPORT_FILE).is_file() else found.decision
-            note = f"no function of it was changed ({why}): '{target}' is a copy of '{path}'"
-            engine.notices.warn("copy", f"tfmem: {note}; see tfmem.report('{target}')")
+            note = f"no function of it was changed ({found.decision}): '{target}' is a copy of '{path}'"
+            engine.notices.warn(
+                "copy", note, f"use the original; tfmem.report('{target}') says why nothing was changed"
+            )
             found = replace(found, notes=(*found.notes, note))
         file = Path(target, REPORT_FILE)
         file.parent.mkdir(exist_ok=True)
         notes = tuple(f"unchanged: {name}: {error}" for name, error in without_gradient.items())
         file.write_text(replace(found, notes=(*found.notes, *notes)).to_json())
     return target
+
+
+def _changed(report: Report) -> bool:
+    """Whether something was done to the step of a report."""
+    return not report.decision.is_unchanged or bool(report.replaced or report.running)
 
 
 def _weight(report: Report) -> tuple[int, int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +17,15 @@ from tensorflow.python.framework import config as framework_config
 from custom_ops.errors import OpLibraryError, warn
 from custom_ops.load import Library
 from custom_ops.recurrent.spec import Precision
-from graph_passes.analysis.cost import device as profiles
+from graph_passes.analysis.cost import device_costs as profiles
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.checks import shown
 from graph_passes.errors import OptionsError
+from tfmem.device_names import plain_name
 from tfmem.gpu_ordinals import driver_ordinal
 from tfmem.options import kernel_flags
+
+_VECTOR = ("amx", "asimd", "avx", "fma", "sse", "sve")  # how names of a CPU's vector instructions begin
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Target:
         return self.kind == "GPU"
 
     @property
+    def plain_name(self) -> str:
+        """Its name in options, "GPU:0"."""
+        return self.name.removeprefix("/device:")
+
+    @property
     def kind(self) -> str:
         """Its type, "CPU" or "GPU"."""
         return self.name.split(":")[1]
@@ -63,12 +70,9 @@ def find_target(wanted: str, library: Library) -> Target:
     Raises:
         OptionsError: the named device does not exist.
     """
-    logical = [device for device in tf.config.list_logical_devices() if device.device_type in ("CPU", "GPU")]
-    names = [device.name[device.name.index("/device:") :] for device in logical]
+    names = [f"/device:{name}" for name in device_names()]
     if wanted:
-        # as TensorFlow takes it: "GPU:1", "/gpu:1", "/device:GPU:1", "/job:localhost/replica:0/task:0/device:GPU:1"
-        match = re.fullmatch(r"(?:/job:[^/]*/replica:[0-9]+/task:[0-9]+)?/?(?:device:)?([A-Za-z]+:[0-9]+)", wanted)
-        name = f"/device:{match[1].upper()}" if match else ""
+        name = f"/device:{plain_name(wanted)}"
         if name not in names:
             raise OptionsError(f"device={shown(wanted)}: there is no such device; there are: {', '.join(names)}")
     else:
@@ -84,6 +88,12 @@ def find_target(wanted: str, library: Library) -> Target:
     return Target(name, description, limit, profiles.detect(description), ordinal, products_of_float32(details))
 
 
+def device_names() -> list[str]:
+    """Plain names of the CPUs and GPUs that TensorFlow may place ops on."""
+    logical = [device for device in tf.config.list_logical_devices() if device.device_type in ("CPU", "GPU")]
+    return [device.name[device.name.index("/device:") + len("/device:") :] for device in logical]
+
+
 def _driver_ordinal(index: int) -> int:
     """The GPU, as the driver counts them, on which the logical device "GPU:<index>" lies."""
     physical, visible = tf.config.list_physical_devices("GPU"), tf.config.get_visible_devices("GPU")
@@ -94,6 +104,20 @@ def _driver_ordinal(index: int) -> int:
     }
     found = driver_ordinal([d.name for d in physical], [d.name for d in visible], split, index)
     return found if found is not None else min(index, len(physical) - 1)  # a session chose the devices by itself
+
+
+def wait_for_devices() -> None:
+    """Wait until this process's devices have run all that was given to them.
+
+    TensorFlow's own `sync_devices` asks the devices of other workers, too, and fails there.
+    """
+    context.async_wait()
+    devices = [device.name for device in tf.config.list_logical_devices() if device.device_type in ("CPU", "GPU")]
+    here = next(name for name in devices if "CPU" in name).partition("/device:")[0]
+    for name in devices:
+        if name.startswith(f"{here}/"):
+            with tf.device(name):
+                tf.raw_ops.SyncDevice()
 
 
 def cpu_memory(library: Library) -> int:
@@ -120,6 +144,21 @@ def conditions(target: Target) -> dict[str, Any]:
     if target.is_gpu:
         facts |= {"driver": _first_line(Path("/proc/driver/nvidia/version")), "cudnn": _cudnn_version()}
     return facts
+
+
+def instructions(target: Target) -> str:
+    """The instructions that kernels on `target` may be made of: a GPU's compute capability, or what the CPU has."""
+    if target.is_gpu:
+        physical = tf.config.list_physical_devices("GPU")
+        device = next(device for device in physical if device.name.endswith(f":{target.ordinal}"))
+        details = tf.config.experimental.get_device_details(device)
+        return ".".join(map(str, details.get("compute_capability", ())))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
+    return " ".join(sorted(flag for flag in flags.split() if flag.startswith(_VECTOR)))
 
 
 def is_deterministic() -> bool:
@@ -164,19 +203,24 @@ class MeasuredLink(Link):
     Measuring takes large buffers and a good part of a second, and a step in which nothing moves never needs it.
     """
 
-    def __init__(self, target: Target, library: Library, spill_directory: str = "") -> None:
+    def __init__(self, measure: Callable[[], Link]) -> None:
         """Measure nothing yet; see `measured_link`."""
-        self.__dict__["_about"] = (target, library, spill_directory)  # the class that it extends is frozen
+        self.__dict__["_measure"] = measure  # the class that it extends is frozen
 
     @property
     def offload(self) -> float:
         """Bytes a second out of the device's memory."""
-        return measured_link(*self.__dict__["_about"]).offload
+        return self._measured.offload
 
     @property
     def prefetch(self) -> float:
         """Bytes a second into it."""
-        return measured_link(*self.__dict__["_about"]).prefetch
+        return self._measured.prefetch
+
+    @property
+    def _measured(self) -> Link:
+        found: Link = self.__dict__["_measure"]()
+        return found
 
 
 @functools.cache
@@ -188,10 +232,40 @@ def measured_link(target: Target, library: Library, spill_directory: str = "") -
             return Link(link.both_to_host, link.both_to_device)
         spill = library.spill_bandwidth(spill_directory)
         return Link(spill.write, spill.read)
-    except OpLibraryError as error:  # no memory or space is left to measure with
-        assumed = Link(target.profile.offload, target.profile.prefetch)
-        warn(
-            f"the bandwidth between host and {target.description} could not be measured, so plans assume "
-            f"{assumed.offload / 1e9:.3g} GB/s out and {assumed.prefetch / 1e9:.3g} GB/s in: {error}"
-        )
-        return assumed
+    except OpLibraryError as error:
+        return _assumed_link(target, error)
+
+
+@functools.cache
+def measured_together(targets: tuple[Target, ...], library: Library) -> tuple[Link, ...]:
+    """Bytes a second out of and into the memory of each GPU, measured once with both directions of all links busy.
+
+    GPUs of a host may share a switch or the host's memory, so that each link is slower while the others are busy.
+    """
+    try:
+        found = library.links_bandwidth([target.ordinal for target in targets])
+        return tuple(Link(*each) for each in found)
+    except OpLibraryError as error:
+        return tuple(_assumed_link(target, error) for target in targets)
+
+
+def links_together(targets: Sequence[Target], library: Library, spill_directory: str = "") -> tuple[Link, ...]:
+    """The links of devices whose tensors move in the same step, in their order; each is measured on first use."""
+    gpus = tuple(target for target in targets if target.is_gpu)
+
+    def measure(target: Target) -> Link:
+        if target.is_gpu and len(gpus) > 1:
+            return measured_together(gpus, library)[gpus.index(target)]
+        return measured_link(target, library, spill_directory)
+
+    return tuple(MeasuredLink(functools.partial(measure, target)) for target in targets)
+
+
+def _assumed_link(target: Target, error: OpLibraryError) -> Link:
+    """The link of the device's profile, where no memory or space is left to measure with; warns of it."""
+    assumed = Link(target.profile.offload, target.profile.prefetch)
+    warn(
+        f"the bandwidth between host and {target.description} could not be measured, so plans assume "
+        f"{assumed.offload / 1e9:.3g} GB/s out and {assumed.prefetch / 1e9:.3g} GB/s in: {error}"
+    )
+    return assumed

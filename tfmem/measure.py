@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from custom_ops.errors import KernelError
-from custom_ops.expr.cpp import cpu_costs
+from custom_ops.expr.cpp import CPU, cpu_costs
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Device
@@ -53,10 +53,11 @@ def profile(target: Target, link: Link, cache_directory: str) -> dict[str, Any]:
     return found
 
 
-def cpu_kernels(wake_ns: float) -> dict[str, float]:
+def cpu_kernels(wake_ns: float) -> dict[str, Any]:
     """Scale what `custom_ops/devices/cpu.json` says of loops and threads to this machine.
 
-    The op library has these numbers compiled in: it takes others when it is built again.
+    Two are measured, and give the scale of the others; a note says so. The op library has these numbers compiled in: it
+    takes others when it is built again.
 
     Args:
         wake_ns: what waking a process takes here.
@@ -71,8 +72,9 @@ def cpu_kernels(wake_ns: float) -> dict[str, float]:
     scaled = {
         name: value * slower_to_wake if name in OF_THREADS else value / faster for name, value in reference.items()
     }
-    scaled |= {"multiplications_per_ns": multiplications, "numbers_per_ns": numbers}
-    return {name: float(f"{value:.2g}") for name, value in scaled.items()}
+    measured = {"multiplications_per_ns": multiplications, "numbers_per_ns": numbers}
+    note = {"_note": f"{' and '.join(measured)} are measured, the others scaled from {CPU.name}"}
+    return note | {name: float(f"{value:.2g}") for name, value in (scaled | measured).items()}
 
 
 def wake_ns() -> float:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from custom_ops.errors import TfmemError
+from graph_passes.device_report import size
 from graph_passes.passes.fuse.picture import regions_svg
-from graph_passes.report import MemoryCurve, Report, size
+from graph_passes.plan_file import Plan
+from graph_passes.report import MemoryCurve, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,8 +67,39 @@ def plot_regions(report: Report, path: str | Path) -> Path:
         PlotError: no ops were fused.
     """
     if not any(each.regions for each in (report, *report.others)):
-        raise PlotError(f"the report of '{report.graph}' holds no regions; {report.fusion or 'add fusion to passes'}")
+        why = report.fusion or "pass passes=('recurrent', 'fusion', 'offload') to tfmem.optimize"
+        raise PlotError(f"the report of '{report.graph}' holds no regions; {why}")
     Path(path).write_text(regions_svg(report))
+    return Path(path)
+
+
+def plot_plan(plan: Plan, path: str | Path) -> Path:
+    """Draw the predicted time of a step over its memory budget to an image file.
+
+    Args:
+        plan: a plan with a curve.
+        path: the file to write; its suffix sets the format.
+
+    Raises:
+        PlotError: matplotlib is missing, or the plan has no curve.
+    """
+    points = [(point.budget, point.seconds) for point in plan.curve if point.seconds is not None]
+    if not points:
+        raise PlotError(f"the plan of '{plan.subject}' has no curve; make it with curve=True and a budget that fits")
+    figure = new_figure(7.0, 3.8)
+    axes = figure.subplots()
+    unit, scale = ("GiB", 1 << 30) if points[-1][0] >= 1 << 30 else ("MiB", 1 << 20)
+    budgets, times = [budget / scale for budget, _ in points], [1e3 * seconds for _, seconds in points]
+    axes.plot(budgets, times, color=AFTER, marker="o", label="predicted")
+    if plan.budget is not None:
+        axes.axvline(plan.budget / scale, color=BUDGET, dashes=(5, 3), label=f"budget: {size(plan.budget)}")
+    axes.set_ylim(0, 1.15 * max(times))
+    axes.set_xlabel(f"memory budget ({unit})")
+    axes.set_ylabel("step (ms)")
+    axes.set_title(f"{plan.subject} on {plan.device}: time over budget", loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=9)
+    _plain(axes)
+    figure.savefig(path)
     return Path(path)
 
 
@@ -91,7 +124,7 @@ def draw_memory(axes: Axes, report: Report) -> None:
     if not report.curve_before and not report.curve_after:
         raise PlotError(f"the report of '{report.graph}' holds no memory curve; run one step first")
     curves = [
-        (report.curve_before, BEFORE, "without tfmem", 0.12),
+        (report.curve_before, BEFORE, unmoved(report), 0.12),
         (report.curve_after, AFTER, "with tfmem", 0.30),
     ]
     top = max(count for curve, *_ in curves for _, count in curve)
@@ -108,7 +141,7 @@ def draw_memory(axes: Axes, report: Report) -> None:
         label = f"budget: {size(report.budget)}"
         axes.axhline(report.budget / scale, color=BUDGET, linewidth=1.1, dashes=(5, 3), label=label)
         top = max(top, report.budget)
-    axes.set_xlim(0, _flat_from(report))
+    axes.set_xlim(0, flat_from(report))
     axes.set_ylim(0, 1.30 * top / scale)
     axes.set_ylabel(f"memory in use ({unit})")
     axes.set_xlabel(POSITION)
@@ -129,7 +162,7 @@ def draw_away(axes: Axes, report: Report) -> None:
         left, width = 100 * start / count, 100 * (end - start) / count
         axes.barh(row, width, left=left, height=0.75, color=AWAY)
     axes.set_yticks([])
-    axes.set_ylim(-0.8, max(len(spans), 1) - 0.2)
+    axes.set_ylim(-0.8, max(len(spans), 1) + 0.6)
     axes.set_ylabel("off the device", fontsize=9)
     axes.set_xlabel(POSITION)
     total = size(sum(record.bytes for record in report.transfers))
@@ -148,7 +181,12 @@ def _series(curve: MemoryCurve, scale: int) -> tuple[list[float], list[float]]:
     return positions, amounts
 
 
-def _flat_from(report: Report) -> float:
+def unmoved(report: Report) -> str:
+    """What the curve of a step in which nothing moves is called: of a step in pieces it is that of the pieces."""
+    return "in pieces, with nothing moved" if report.splits else "without tfmem"
+
+
+def flat_from(report: Report) -> float:
     """The end of the picture, in percent of the step: a flat tail of updates is cut."""
     end = 0.0
     for curve in filter(None, (report.curve_before, report.curve_after)):

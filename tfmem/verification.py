@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from graph_passes import checks
 from graph_passes.errors import VerificationError
+from graph_passes.passes.split.split_regions import Exactness
 
+SPLIT_TOLERANCE = 1e-3  # a gradient near 0 may change its sign, and then Adam steps the other way
 _LEAST = np.finfo(np.float64).tiny  # of integers beyond 2**53 that differ: float64 may not tell
 
 
@@ -25,6 +27,8 @@ class Verification:
         steps: how many steps were run on each side.
         bit_equal: whether every number was equal to the bit (NaN equals NaN, and 0 equals -0).
         largest_difference: the largest |before - after| / max(1, |before|) of any number.
+        exactness: what was asked for: equality to the bit, or sums over the batch that are added by piece, in a fixed
+            order, or the tolerance that was given.
     """
 
     outputs: int
@@ -32,6 +36,7 @@ class Verification:
     steps: int
     bit_equal: bool
     largest_difference: float
+    exactness: str = field(default="", compare=False)
 
 
 def verify(
@@ -41,9 +46,9 @@ def verify(
     *,
     steps: int = 4,
     variables: Sequence[tf.Variable] = (),
-    tolerance: float = 0.0,
+    tolerance: float | Literal["auto"] = "auto",
 ) -> Verification:
-    """Run both on the same inputs from the same state, and compare outputs and variables after every step.
+    """Run both functions on the same inputs from the same state, and compare outputs and variables after every step.
 
     `verify` restores the variables before the second run and at the end.
 
@@ -54,7 +59,8 @@ def verify(
         steps: how often each is run; more than three, so that the final plan is compared as well.
         variables: the variables that the step updates, with the optimizer's.
         tolerance: the largest relative difference that counts as equal; 0 asks for equality to the bit. Recurrent
-            layers and fusion change the order of sums, so they need a tolerance.
+            layers and fusion change the order of sums, so they need a tolerance. `auto`: 0, but 1e-3 where parts of
+            `after` run on pieces of the batch.
 
     Returns:
         What was compared.
@@ -71,7 +77,9 @@ def verify(
     for variable in variables:
         if not hasattr(variable, "assign") or not hasattr(variable, "numpy"):
             checks.refuse("variables", variable, "variables, as model.variables has them")
-    steps, tolerance = checks.whole("steps", steps, 1), checks.number("tolerance", tolerance)
+    steps = checks.whole("steps", steps, 1)
+    is_given = not (isinstance(tolerance, str) and tolerance == "auto")
+    given = checks.number("tolerance", tolerance) if is_given else None
     start = [np.copy(variable.numpy()) for variable in variables]
     try:
         expected = _run(before, inputs, steps, variables)
@@ -79,6 +87,7 @@ def verify(
         found = _run(after, inputs, steps, variables)
     finally:
         _restore(variables, start)
+    allowed, exactness = _asked(given, after)
     largest, equal = 0.0, True
     outputs = len(expected[0]) - len(variables)  # there is a step
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
@@ -86,26 +95,35 @@ def verify(
             counts = [len(values) - len(variables) for values in (ours, theirs)]
             raise VerificationError(
                 f"step {step}: the optimised function returns {counts[0]} outputs, the original {counts[1]}; "
-                "compare it with the function that it was made of"
+                "compare the function with the one that it was made of"
             )
         for place, (new, old) in enumerate(zip(ours, theirs, strict=True)):
             what = f"output {place}" if place < outputs else f"variable '{variables[place - outputs].name}'"
             if new.shape != old.shape or new.dtype != old.dtype:
                 raise VerificationError(
-                    f"step {step}: {what} is {new.dtype}{new.shape}, the original's is {old.dtype}{old.shape}"
+                    f"step {step}: {what} is {new.dtype}{new.shape}, the original's is {old.dtype}{old.shape}; "
+                    "compare the function with the one that it was made of"
                 )
             if not new.dtype.hasobject and new.tobytes() == old.tobytes():
                 continue
             difference = _difference(new, old)
             equal = equal and difference == 0.0
-            if not difference <= tolerance:
+            if not difference <= allowed:
                 raise VerificationError(
-                    f"step {step}: {what} differs by {difference:.3g}, relative; allowed is {tolerance:.3g}. "
+                    f"step {step}: {what} differs by {difference:.3g}, relative; allowed is {allowed:.3g}. "
                     "Recurrent layers and fusion change the order of sums: pass a larger tolerance. Random or atomic "
                     "ops differ from run to run: set seeds and tf.config.experimental.enable_op_determinism()"
                 )
             largest = max(largest, difference)
-    return Verification(outputs, len(variables), steps, equal, largest)
+    return Verification(outputs, len(variables), steps, equal, largest, exactness)
+
+
+def _asked(given: float | None, after: object) -> tuple[float, str]:
+    """The tolerance, and what it stands for in words; `after` has run."""
+    if given is not None:
+        return given, f"equal within {given:g}, relative" if given else str(Exactness.BITS)
+    splits = getattr(getattr(after, "report", None), "splits", ())
+    return (SPLIT_TOLERANCE, splits[0].exactness) if splits else (0.0, str(Exactness.BITS))
 
 
 def _run(

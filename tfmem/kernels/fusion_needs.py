@@ -7,9 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from custom_ops.fusion.search.kernel_model import H200
 from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.device import Quiet
-from graph_passes.analysis.cost.kernels import KernelDevice, Small
+from graph_passes.analysis.cost import device_costs as profiles
+from graph_passes.analysis.cost.kernel_costs import KernelDevice, Small
 from graph_passes.analysis.device_support import CUDA
 from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.graph import serde
@@ -22,12 +24,14 @@ from graph_passes.passes.prepare import plan as prepare
 from graph_passes.pipeline import FUSE, MERGE, PREPARE
 from tfmem.capture.captured import op_name
 from tfmem.devices import Target
-from tfmem.kernels.fusion_programs import gpu_programs, is_timed
+from tfmem.kernels.fusion_programs import absent_gpu_programs, gpu_programs, is_timed
 from tfmem.kernels.fusion_times import Measured
+from tfmem.kernels.fusion_tuning import FusionKernels
 from tfmem.options import Options
 
 LOCAL = "/job:localhost/replica:0/task:0"
 HOME = f"{LOCAL}/device:CPU:0"
+ABSENT = "h200"  # the profile that regions are planned by for GPUs that are not here
 # One pass over memory that the caches do not hold, and the time to the next op; orders of magnitude, which decide what
 # is planned, not what is kept: that is timed.
 CPU = KernelDevice(
@@ -57,6 +61,7 @@ def gpu_device(target: Target) -> KernelDevice:
         region=3e-5,
         packed=1.0,
         product=1.5e-6,
+        source=30_000,
         most=Small(1 << 27, 8 << 20),
     )
 
@@ -68,6 +73,7 @@ def fusion_needs(
     roots: Collection[str] | None = None,
     in_place: bool = False,
     quiet: Quiet | None = None,
+    kernels: FusionKernels | None = None,
 ) -> Needs:
     """What the fusion pass needs to plan a graph on a device.
 
@@ -79,13 +85,23 @@ def fusion_needs(
         in_place: the graph is edited in place. Its users may still run the old ops, so only old ops read and write
             variables.
         quiet: keeps steps from running while a kernel is timed.
+        kernels: makes kernels that are timed later, while the plan runs: patterns are chosen by model. None: they are
+            timed now, if anything may be.
     """
     fed = tuple(map(op_name, feeds))
     kept = {OpPattern.READ, OpPattern.UPDATE} if in_place else set()
+    if not target.is_gpu and options.fusion.architectures:
+        absent = Target("/device:GPU:0", "a GPU that is not here", 80 << 30, profiles.load(ABSENT))
+        programs = absent_gpu_programs(options, H200.processors, Compilers())
+        home, kinds = LOCAL + absent.name, ON_GPU - kept
+        device = gpu_device(absent)
+        return Needs(device, home, serde.attributes, kinds, fed, roots, CUDA, programs, timed=is_timed(options))
     if not target.is_gpu:
         return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
-    tf32, compilers = tf.config.experimental.tensor_float_32_execution_enabled(), Compilers()
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    compilers = kernels.compilers if kernels else Compilers()
     times = Measured(target, options, tf32, compilers, quiet) if is_timed(options) else None
+    programs = kernels.programs if kernels else gpu_programs(target, options, compilers, quiet)
     return Needs(
         gpu_device(target),
         LOCAL + target.name,
@@ -94,8 +110,8 @@ def fusion_needs(
         fed,
         roots,
         CUDA,
-        gpu_programs(target, options, compilers, quiet),
-        times.of if times else None,
+        programs,
+        times.of if times and not kernels else None,
         timed=is_timed(options),
         beside=times.beside if times else None,
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from custom_ops.errors import KernelError
-from custom_ops.fusion.programs import FusionProgram, build, by_model, by_tuner
+from custom_ops.fusion.programs import Choose, FusionProgram, build, by_cache, by_model, by_tuner
 from custom_ops.fusion.region import Region
+from custom_ops.fusion.search.ranking import Ranking
+from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.device import Device, Quiet
@@ -27,8 +30,18 @@ def is_timed(options: Options) -> bool:
     return options.fusion.tune != "off" and not is_deterministic()
 
 
+def ranking_of(compile_source: CompileSource) -> Ranking:
+    """What ranks kernels: where other processes compile, these do."""
+    return Ranking(getattr(compile_source, "run", None))
+
+
 def gpu_programs(
-    target: Target, options: Options, compile_source: CompileSource | None = None, quiet: Quiet | None = None
+    target: Target,
+    options: Options,
+    compile_source: CompileSource | None = None,
+    quiet: Quiet | None = None,
+    ranking: Ranking | None = None,
+    untimed: bool = False,
 ) -> Programs:
     """What makes the programs of a region that runs on a device, "/job:localhost/.../device:GPU:0"; none for a CPU.
 
@@ -37,10 +50,14 @@ def gpu_programs(
         options: of the pass, and where kernels are kept.
         compile_source: makes code, in several threads at once; None: other processes, for all regions.
         quiet: keeps steps from running while a kernel is timed.
+        ranking: ranks kernels; None: in the processes of `compile_source`, if it has any.
+        untimed: time nothing now, and take what was timed before from the cache.
 
     It raises KernelError if the GPU is too old, the compiler is missing or rejects a kernel, or none fits.
     """
     compile_source = compile_source or Compilers()
+    ranking = ranking or ranking_of(compile_source)
+    others = options.fusion.capabilities
 
     def programs(region: Region, place: str) -> Sequence[FusionProgram]:
         if "GPU" not in place.rpartition("/")[2].upper():
@@ -55,9 +72,48 @@ def gpu_programs(
                     f"{device.name} has compute capability {device.arch / 10}; fused kernels need {OLDEST / 10}"
                 )
             cache = Cache(folder)
-            choose = by_model(device.processors)
-            if is_timed(options):
-                choose = by_tuner(device, cache, TIMED[tune])
-            return build(region, device.arch, choose, cache, compile_source, progress=tune == "full")
+            choose = by_model(device.processors, ranking)
+            if is_timed(options) and untimed:
+                choose = by_cache(device, cache, TIMED[tune], ranking)
+            elif is_timed(options):
+                choose = by_tuner(device, cache, TIMED[tune], ranking)
+            made = build(region, device.arch, choose, cache, compile_source, progress=tune == "full")
+            more = [arch for arch in others if arch != device.arch]
+            return [*made, *exported_regions(region, more, choose, cache, compile_source)]
 
     return programs
+
+
+def absent_gpu_programs(options: Options, processors: int, compile_source: CompileSource) -> Programs:
+    """What makes the programs of a region for `FusionOptions.architectures`, where there is no GPU.
+
+    Args:
+        options: the architectures, and where kernels are kept.
+        processors: multiprocessors of the GPU that kernels are chosen for.
+        compile_source: as for `gpu_programs`.
+    """
+    choose = by_model(processors, ranking_of(compile_source))
+
+    def programs(region: Region, place: str) -> Sequence[FusionProgram]:
+        if "GPU" not in place.rpartition("/")[2].upper():
+            return ()
+        with kernel_folder(options.cache_directory) as folder:
+            return exported_regions(region, options.fusion.capabilities, choose, Cache(folder), compile_source)
+
+    return programs
+
+
+def exported_regions(
+    region: Region, architectures: Sequence[int], choose: Choose, cache: Cache, compile_source: CompileSource
+) -> list[FusionProgram]:
+    """The programs of a region for each compute capability, then PTX of the oldest, which all later ones compile.
+
+    The op takes the first capability whose programs all load. Raises what `build` does.
+    """
+    found: list[FusionProgram] = []
+    for arch in architectures:
+        found += build(region, arch, choose, cache, compile_source)
+    for arch in architectures[:1]:
+        portable = build(region, arch, choose, None, nvrtc.compile_ptx)
+        found += [replace(each, image=replace(each.image, kind="ptx")) for each in portable]
+    return found

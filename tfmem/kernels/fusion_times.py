@@ -12,7 +12,7 @@ from typing import Any
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.programs import Shapes, timed, typical
+from custom_ops.fusion.programs import Shapes, fastest_trial, timed, typical
 from custom_ops.fusion.search.bench import point
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
@@ -22,7 +22,7 @@ from custom_ops.jit.launch import Enqueue
 from custom_ops.jit.nvrtc import CompileSource, compile_source
 from custom_ops.timing.remembered import Remembered
 from graph_passes.graph.ir import Graph, TensorId, boolean
-from graph_passes.lower.kernel import LoweringError, lower_kernel
+from graph_passes.lower.lower_nodes import LoweringError, lower_kernel
 from graph_passes.lower.shapes import TRANSPOSES
 from graph_passes.lower.shapes import Shapes as GraphShapes
 from graph_passes.passes.fuse.partition.score import Measure
@@ -111,11 +111,11 @@ class _Times:
             self.measured.device() as (device, cache),
             ThreadPoolExecutor(usable_cores()) as pool,
         ):
-            fastest_of = timed(device, cache, TIMED[self.measured.options.fusion.tune])
+            trials_of = timed(device, cache, TIMED[self.measured.options.fusion.tune])
 
             def seconds(pattern: tuple[Pattern, Shapes]) -> float | None:
                 try:
-                    return fastest_of(*pattern).measured / 1e9
+                    return fastest_trial(trials_of(*pattern)).measured / 1e9
                 except KernelError:
                     return None  # no kernel of this pattern runs
 

@@ -9,7 +9,7 @@ from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.matmul import kernels as matmul
-from graph_passes.analysis.cost.device import product_sizes
+from graph_passes.analysis.cost.device_costs import product_sizes
 from graph_passes.graph.rewrite import NewNode
 from graph_passes.passes.products.plan import Needs, ProductPlan
 from graph_passes.passes.recurrent.faults import fault

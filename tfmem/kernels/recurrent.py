@@ -19,13 +19,16 @@ from custom_ops.recurrent.search.ranking import candidates, predict
 from custom_ops.recurrent.search.space import launched
 from custom_ops.recurrent.search.tune import tune
 from custom_ops.recurrent.spec import Configuration, Precision, RecurrentSpec
-from graph_passes.passes.recurrent.match import Kernels, RecurrentPlan, Unmatched
-from graph_passes.passes.recurrent.options import RecurrentOptions
+from graph_passes.passes.recurrent.match import Kernels, Match, RecurrentPlan, Unmatched
+from graph_passes.passes.recurrent.options import OLDEST, RecurrentOptions
 from graph_passes.refusals import Reason, Refusal
 from tfmem.devices import Target
+from tfmem.kernels.exported import exported_programs
 from tfmem.options import Options
 
-OLDEST = 75  # compute capability 7.5
+# Ops of a step on single numbers with which a CPU was measured to run a small recurrence faster than the loop.
+MOST_OF_FEW_ROWS, MOST_IN_TRAINING = 1024, 3072
+ENOUGH_ROWS = 8
 
 
 def tuned_kernels(
@@ -66,12 +69,15 @@ def tuned_kernels(
 def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> RecurrentPlan:
     """What of `plan` the target can run, and with which precision and kernels.
 
-    On a CPU that is all of it, without kernels. On a GPU a match whose kernels cannot be made stays as it is, with the
-    reason.
+    On a CPU that is all of it, without kernels, but for those that `architectures` asks for. A match whose kernels
+    cannot be made stays as it is, with the reason.
     """
     chosen = options.recurrent.precision
     precision = target.precision if chosen == "auto" else chosen
-    if not target.is_gpu or not plan.matches:
+    others = options.recurrent.capabilities
+    if not target.is_gpu:
+        plan = _without_slow(plan)
+    if not plan.matches or not (target.is_gpu or others):
         return replace(plan, precision=precision)
     made: dict[str, Kernels] = {}
     reasons: dict[str, Refusal] = {}
@@ -80,7 +86,13 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
             go_on()
             batches = options.recurrent.batches if batch is None else (batch,)
             try:
-                kernels = tuned_kernels(spec, folder, batches, options.recurrent, target.ordinal)
+                kernels = Kernels(())
+                if target.is_gpu:
+                    kernels = tuned_kernels(spec, folder, batches, options.recurrent, target.ordinal)
+                if others:
+                    here = {program.image.arch for program in kernels.programs}
+                    more = exported_programs(spec, folder, batches, [arch for arch in others if arch not in here])
+                    kernels = replace(kernels, programs=(*kernels.programs, *more))
             except KernelError as error:
                 reasons |= dict.fromkeys(names, Reason.NO_KERNEL(detail=str(error)))
             else:
@@ -93,6 +105,28 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
         else:
             left.append(Unmatched(match.name, match.carrier, reason))
     return RecurrentPlan(tuple(kept), (*plan.unmatched, *left), precision, made)
+
+
+def _without_slow(plan: RecurrentPlan) -> RecurrentPlan:
+    """`plan` without what `slower_on_cpu` refuses."""
+    kept, left = list[Match](), list(plan.unmatched)
+    for match in plan.matches:
+        reason = slower_on_cpu(match, trains=len(match.launches) > 1)
+        if reason is None:
+            kept.append(match)
+        else:
+            left.append(Unmatched(match.name, match.carrier, reason))
+    return replace(plan, matches=tuple(kept), unmatched=tuple(left))
+
+
+def slower_on_cpu(match: Match, trains: bool) -> Refusal | None:
+    """Why a CPU keeps the loop of a small recurrence, which it was measured to run faster (docs/recurrent.md)."""
+    launch = match.launches[0]
+    count, few = len((launch.base or launch.cell).nodes), (launch.batch or 1) < ENOUGH_ROWS
+    most = MOST_OF_FEW_ROWS if few else MOST_IN_TRAINING if trains else count
+    if launch.units > 1 or count <= most:
+        return None
+    return Reason.FEW_ROWS(count=count, most=most, rows=f"fewer than {ENOUGH_ROWS} rows" if few else "training")
 
 
 def _specifications(

@@ -24,10 +24,11 @@ from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.gradient_check import step_gradient_fault
 from tfmem.capture.inline import implementations
 from tfmem.capture.inserted_gradients import gradients
-from tfmem.capture.step_gradients import step_gradient_exits
+from tfmem.capture.numeric_step_gradients import step_gradient_exits
+from tfmem.capture.source_lines import source_lines
 from tfmem.devices import Target
 from tfmem.kernels.products import product_needs, with_products
-from tfmem.kernels.recurrent import with_kernels
+from tfmem.kernels.recurrent import slower_on_cpu, with_kernels
 from tfmem.options import Options
 
 CARRIERS = frozenset({"While", "StatelessWhile", "Enter", "CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", "Unpack"})
@@ -69,6 +70,7 @@ def replace_recurrent(
             implementations(captured.graph_def),
             fuse_biases=final and target.is_gpu,
             exits=step_gradient_exits,
+            slow=None if target.is_gpu else slower_on_cpu,
         )
 
     def products(done: Mapping[str, Outcome[Any]]) -> matmul.Needs | None:
@@ -78,7 +80,15 @@ def replace_recurrent(
     done = run_passes(Phase.BEFORE_GRAPPLER, (RECURRENT.option,), source, needs)
     if done[RECURRENT.name].failed:
         shaped_graph(captured, feed_shapes)  # raises the GraphError of a graph that was none before
-    return source.captured, with_products(recurrent_plan(done), done.get(pipeline.PRODUCTS.name))
+    found = _with_lines(captured, recurrent_plan(done))
+    return source.captured, with_products(found, done.get(pipeline.PRODUCTS.name))
+
+
+def _with_lines(captured: Captured, plan: RecurrentPlan) -> RecurrentPlan:
+    """`plan` with the line of the program for what stays."""
+    lines = source_lines(captured, {loop.about for loop in plan.unmatched}) if plan.unmatched else {}
+    unmatched = tuple(replace(loop, line=lines.get(loop.about, "")) for loop in plan.unmatched)
+    return replace(plan, unmatched=unmatched)
 
 
 def recurrent_plan(done: Mapping[str, Outcome[Any]]) -> RecurrentPlan:
@@ -156,6 +166,8 @@ def with_replacements(report: Report, plan: RecurrentPlan) -> Report:
         decision=REPLACED if unchanged else report.decision,
         passes=tuple(dict.fromkeys(("recurrent", *report.passes))),
         notes=(*report.notes, *plan.notes, *(loop.traceback for loop in plan.unmatched if loop.traceback)),
+        replaced_layers=tuple(match.name for match in plan.matches),
+        kept_layers=tuple((loop.name, loop.why) for loop in plan.unmatched),
         replaced=tuple(map(plan.summary, plan.matches)),
-        not_replaced=tuple(f"{loop.name} ({loop.carrier}): {loop.reason}" for loop in plan.unmatched),
+        not_replaced=tuple(f"{loop.name} ({loop.carrier}): {loop.why}" for loop in plan.unmatched),
     )

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -130,6 +131,8 @@ def in_process(module: str, task: Mapping[str, Any], timeout: float, **environme
         began = time.monotonic()
         outcome: dict[str, Any]
         status, said = _run(command, variables, timeout)
+        for place in sorted({str(ROOT), *sys.path} - {""}, key=len, reverse=True):  # results name no machine's paths
+            said = said.replace(f"{place}/", "")
         if path.exists():
             outcome = json.loads(path.read_text())
         elif status is None:
@@ -156,7 +159,8 @@ def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tu
         errors="replace",
         start_new_session=True,  # so that processes which it started end with it
     )
-    before = signal.signal(signal.SIGTERM, _end)
+    main = threading.current_thread() is threading.main_thread()  # other threads may set no handler
+    before = signal.signal(signal.SIGTERM, _end) if main else None
     status: int | None = None
     try:
         said = process.communicate(timeout=timeout)[1]
@@ -169,7 +173,8 @@ def _run(command: list[str], variables: Mapping[str, str], timeout: float) -> tu
             os.killpg(process.pid, signal.SIGKILL)
             said = process.communicate()[1]
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if main:
+            signal.signal(signal.SIGTERM, before)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     return status, said.partition("\nExtension modules: ")[0][-SHOWN:]  # which come behind where threads were

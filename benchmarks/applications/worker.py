@@ -75,9 +75,9 @@ def planned(model: Any, task: dict[str, Any]) -> dict[str, Any]:
     inferred = restore_concrete(traced, captured, captured.graph_def, {})
     graph = serde.from_graph_def(captured.graph_def, inferred=inferred.graph)
     fetches = [parse_input(name)[0] for name in captured.fetches]
-    read = pipeline.Step.read(graph, captured.creation_order, fetches, merging=True, counted=engine.counted)
+    read = pipeline.Step.read(graph, captured.creation_order, fetches, merging=True, counted=engine.settings.counted)
     timeline = read.timeline(engine.estimate(workspace=True))
-    options, plans, edited = engine.options.offload, dict[str, Any](), graph
+    options, plans, edited = engine.settings.options.offload, dict[str, Any](), graph
     for share in SHARES:
         budget, began = timeline.peak * share // 100, time.monotonic()
         try:
@@ -87,7 +87,7 @@ def planned(model: Any, task: dict[str, Any]) -> dict[str, Any]:
             plans[str(share)] = {"budget": budget, "smallest": error.smallest_budget}
             continue
         edited = pipeline.edit_step(read, timeline, plan, options)  # verified: acyclic, every input there
-        pipeline.edit_step(read, timeline, widest, options, Probing(1, engine.target.name))
+        pipeline.edit_step(read, timeline, widest, options, Probing(1, engine.settings.target.name))
         seconds = round(time.monotonic() - began, 2)
         plans[str(share)] = {
             "budget": budget,
@@ -111,7 +111,7 @@ def plain(model: Any, task: dict[str, Any]) -> dict[str, Any]:
 
 def under(model: Any, task: dict[str, Any]) -> dict[str, Any]:
     """Ten steps under the budget, or how it was refused."""
-    model = tfmem.optimize(model, memory_budget=int(task["budget"]))
+    model = tfmem.optimize(model, memory_budget=int(task["budget"]), passes=("recurrent", "offload"))
     try:
         found = train(model, task)
     except tfmem.InfeasibleBudgetError as error:

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.dynamic.processes import numbered
 from benchmarks.dynamic.timing import parts_of, words_of
-from custom_ops.dynamic.codegen.program import DynamicProgram, build
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build
 from examples import trees
 from tests.dynamic_reference import Run
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.dynamic.timing import measure, parts_of, show, words_of
 from benchmarks.dynamic.traffic import products_of, weight_traffic
-from custom_ops.dynamic.codegen.program import DynamicProgram, build, kinds_of
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build, kinds_of
 from custom_ops.dynamic.op import forward_backward
 from custom_ops.jit.device import Device
 from custom_ops.load import load

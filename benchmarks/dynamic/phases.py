@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.dynamic.timing import measure as rate
 from benchmarks.dynamic.timing import parts_of, words_of
-from custom_ops.dynamic.codegen.program import DynamicProgram, build, kinds_of
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build, kinds_of
 from custom_ops.dynamic.codegen.source import numbered_segments
 from custom_ops.dynamic.spec import Spec
 from examples import trees

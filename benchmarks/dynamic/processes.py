@@ -50,11 +50,15 @@ def rows_in(output: str) -> list[dict]:
 
 def run(python: str, worker: str, data: Path, hidden: int, seconds: float | None, batches: Sequence[int]) -> list[dict]:
     """A worker's rows; ends the benchmark if it fails."""
-    words = command(python, worker, data, hidden, seconds, batches)
+    return rows_in(output_of(command(python, worker, data, hidden, seconds, batches)))
+
+
+def output_of(words: Sequence[str]) -> str:
+    """What a command prints; ends the benchmark if it fails."""
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
-    return rows_in(done.stdout)
+    return done.stdout
 
 
 def installed(*packages: str) -> dict[str, str]:

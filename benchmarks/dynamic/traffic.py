@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from custom_ops.dynamic.codegen.plan import Plan, holder, nodes_of
+from custom_ops.dynamic.codegen.on_chip import Plan, holder, nodes_of
 from custom_ops.dynamic.codegen.segments import KindCode, View
 
 

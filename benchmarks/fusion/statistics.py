@@ -28,7 +28,7 @@ from custom_ops.errors import KernelError
 from custom_ops.fusion import programs
 from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.plan import shared
-from custom_ops.fusion.search.model import H200, predict
+from custom_ops.fusion.search.kernel_model import H200, predict
 from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.fuse.partition.partition import Step
@@ -94,7 +94,7 @@ def planned(name: str) -> dict[str, Any]:
 def stitched(name: str) -> tuple[FusionPlan, Graph]:
     """What the fusion pass makes of a workload's step on an H200, and the step's graph after Grappler."""
     from benchmarks.fusion.workloads import make  # TensorFlow is imported here
-    from graph_passes.analysis.cost import device as profiles
+    from graph_passes.analysis.cost import device_costs as profiles
     from graph_passes.analysis.device_support import CUDA
     from graph_passes.graph import serde
     from graph_passes.passes.fuse.partition.partition import ON_GPU
@@ -158,7 +158,7 @@ def of_patterns(kernels: Sequence[Planned], graph: Graph) -> dict[str, int]:
     known = patterns_of(graph)
     counts = Counter[str](dict.fromkeys((*FOUND_BY, *CATEGORIES, "packed", *SCOPES), 0))
     for each in kernels:
-        kinds = {known[name].kind for name in each.step.members}
+        kinds = {known[name].pattern for name in each.step.members}
         counts["exploration" if each.step.explored else "substitution" if each.step.saves else "alone"] += 1
         counts["product" if kinds & PRODUCTS else "reduction" if kinds & REDUCTIONS else "elementwise"] += 1
         counts["packed"] += packed(each.kernel.plan.pattern) > 1

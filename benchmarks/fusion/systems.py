@@ -69,6 +69,12 @@ class System:
 
         return self.name not in OF_TFMEM or tfmem.report(self.function).fusion_state is not Fusion.UNDECIDED
 
+    def is_tuned(self) -> bool:
+        """Whether it is decided, and tfmem times nothing any more that would disturb others."""
+        import tfmem
+
+        return self.is_decided() and (self.name not in OF_TFMEM or not tfmem.report(self.function).tuning)
+
     def values(self) -> list[np.ndarray]:
         """One step: all that it computed."""
         result = self()

@@ -126,7 +126,7 @@ def warm_up(system: System, task: dict[str, Any]) -> None:
     """Steps that are not timed, after those in which tfmem observes, compiles and chooses: seconds, not steps."""
     system.enter()
     deadline = time.perf_counter() + task["settle"]
-    while not system.is_decided() and time.perf_counter() < deadline:
+    while not system.is_tuned() and time.perf_counter() < deadline:
         system.scalar()
     for _ in range(task["warm_up"]):
         system.scalar()

@@ -90,7 +90,15 @@ def _tiling_library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "tiling.so"
         source = build_flags.PACKAGE / "ops" / "matmul" / "matmul_tiling.cc"
-        flags = ["-shared", "-fPIC", "-O1", "-std=c++17", f"-I{build_flags.PACKAGE.parent}"]
+        flags = [
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-std=c++17",
+            f"-I{build_flags.PACKAGE.parent}",
+            f"-I{build_flags.GENERATED}",
+        ]
+        build_flags.write_generated()
         subprocess.run([build_flags.compiler(), *flags, str(source), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))
 

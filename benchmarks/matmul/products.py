@@ -13,7 +13,7 @@ from benchmarks.matmul.multiplier import Multiplier, Shape
 from benchmarks.recurrent.kernels import FOLDER
 from custom_ops.jit.cache import Cache
 from custom_ops.matmul import kernels
-from graph_passes.analysis.cost.device import product_sizes
+from graph_passes.analysis.cost.device_costs import product_sizes
 from graph_passes.passes.products.plan import worth_it
 
 SIZES = product_sizes("h200")  # those of the thresholds in docs/benchmarks_matmul.md

@@ -29,7 +29,7 @@ from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.passes.offload import plan as offload_plan
 from graph_passes.passes.offload import repair
-from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
+from graph_passes.passes.offload.plan import How, OffloadPlan, plan_offload
 from tfmem.steps import trials
 
 MARK = "ablation"
@@ -142,12 +142,12 @@ def observed(name: str) -> ObservedStep:
     import benchmarks.offload.worker as worker
 
     case = next(case for case in all_cases() if case.name == name)
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    calls: list[tuple[Any, ...]] = []
     found: list[trials.Plans] = []
 
-    def recording(*given: Any, **how: Any) -> OffloadPlan:
-        calls.append((given, how))
-        return plan_offload(*given, **how)
+    def recording(*given: Any) -> OffloadPlan:
+        calls.append(given)
+        return plan_offload(*given)
 
     def untried(plans: trials.Plans, *given: Any) -> Iterator[OffloadPlan]:
         found.append(plans)
@@ -171,11 +171,11 @@ def observed(name: str) -> ObservedStep:
     ):
         result = worker.measure(task)
     plans = found[-1]
-    (timeline, link, _, offload), how = next(call for call in reversed(calls) if call[0][0] is plans.timeline)
-    kept = {key: how[key] for key in ("layers", "convolution_inputs", "relax", "timed") if key in how}
+    timeline, link, _, offload, how = next(call for call in reversed(calls) if call[0] is plans.timeline)
+    kept = How(layers=how.layers, convolution_inputs=how.convolution_inputs, relax=how.relax, timed=how.timed)
     if plans.room is None:
         raise RuntimeError(f"{name} ran without a GPU: there is no memory to replay the allocator in")
-    arguments = {"link": link, "options": offload, **kept}
+    arguments = {"link": link, "options": offload, "how": kept}
     return ObservedStep(timeline, arguments, plans.budget, plans.room, 1e3 * result["median_seconds"])
 
 
@@ -189,7 +189,8 @@ def planned(seen: ObservedStep, patches: Sequence[Patch]) -> dict[str, Any]:
     """The plan that would be run first, without what is patched away."""
 
     def make(budget: int, **how: Any) -> OffloadPlan:
-        return plan_offload(seen.timeline, budget=budget, **seen.arguments, **how)
+        given = seen.arguments | {"how": replace(seen.arguments["how"], **how)}
+        return plan_offload(seen.timeline, budget=budget, **given)
 
     began = time.perf_counter()
     with ExitStack() as stack:

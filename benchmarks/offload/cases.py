@@ -85,6 +85,29 @@ FULL = Sizes(int(19.5 * (1 << 30)), {"vgg19": 256, "resnet152": 128, "alexnet": 
 TINY = Sizes(24 << 20, {"vgg19": 32, "resnet152": 32, "alexnet": 64}, image_size=64, classes=10, width=0.125)
 
 
+@dataclass(frozen=True)
+class Size:
+    """How large a network is at full size.
+
+    Attributes:
+        batch: rows of a batch.
+        side: pixels of an image's side, or words of a text.
+    """
+
+    batch: int
+    side: int
+
+
+NETWORKS = {  # those of `benchmarks.offload.networks`
+    "vgg19": Size(256, 224),
+    "resnet152": Size(128, 224),
+    "resnet50": Size(128, 224),
+    "unet": Size(16, 512),
+    "bert": Size(32, 512),
+    "alexnet": Size(2048, 224),
+}
+
+
 def all_cases() -> list[Case]:
     """Every case, in the order to run them: an oracle before those that need its peak."""
     cases = [Case("link", "", "", "link")]

@@ -19,7 +19,7 @@ import tensorflow as tf
 from benchmarks.records import machine
 from benchmarks.runs import command_line
 from graph_passes import pipeline
-from graph_passes.analysis.cost import device as devices
+from graph_passes.analysis.cost import device_costs as devices
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.graph import serde

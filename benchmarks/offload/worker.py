@@ -120,7 +120,8 @@ def optimised(made: Any, task: dict[str, Any]) -> Any:
         return made
     import tfmem
 
-    return tfmem.optimize(made, memory_budget=budget(task), policy=task["policy"])
+    passes = ("recurrent", "offload")  # these cases are about memory alone
+    return tfmem.optimize(made, memory_budget=budget(task), policy=task["policy"], passes=passes)
 
 
 def function(task: dict[str, Any]) -> tuple[Step, Any]:

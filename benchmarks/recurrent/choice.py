@@ -21,12 +21,12 @@ from benchmarks.runs import command_line, existing
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage
-from custom_ops.recurrent.program import ANY_BATCH, Program
+from custom_ops.recurrent.gpu_program import ANY_BATCH, Program
 from custom_ops.recurrent.search.ranking import in_order, predict
 from custom_ops.recurrent.search.tune import Bench, tune
 from custom_ops.recurrent.spec import Configuration
-from custom_ops.timing.tune import Measured
-from graph_passes.analysis.cost import device
+from custom_ops.timing.tuner import Measured
+from graph_passes.analysis.cost import device_costs
 
 PRECISION = "highest"
 NUMBERS = 5  # of a trial, in front of its configuration
@@ -79,7 +79,7 @@ def slower(case: Mapping[str, Any], machine: str) -> tuple[float, float, float]:
     asked = Case(**{field.name: case[field.name] for field in fields(Case)})
     (spec,) = specs_of(asked, PRECISION)
     times = {configuration: time for configuration, time in trials_of(case).items() if time < float("inf")}
-    model = device.machine(machine)
+    model = device_costs.machine(machine)
     ranked = in_order([predict(model, spec, each, asked.batch) for each in times], asked.steps)
     best = min(times.values())
     order = [times[each.configuration] for each in ranked]

@@ -23,7 +23,7 @@ from custom_ops.machine import Machine
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import Gradient, Request, differentiate
-from custom_ops.recurrent.program import Program, build
+from custom_ops.recurrent.gpu_program import Program, build
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import candidates, predict

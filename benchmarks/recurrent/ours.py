@@ -18,8 +18,8 @@ from benchmarks.recurrent.kernels import cell_of, choose, gradient_of
 from benchmarks.recurrent.peers import Layer, Problem, Run
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import Gradient
+from custom_ops.recurrent.gpu_program import Program
 from custom_ops.recurrent.launch import Launcher
-from custom_ops.recurrent.program import Program
 from custom_ops.recurrent.reference import output_shapes
 
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -34,7 +34,7 @@ from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import rank
 from custom_ops.recurrent.search.tune import Bench, Trial
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from custom_ops.timing.tune import NEVER, timed
+from custom_ops.timing.tuner import NEVER, timed
 
 PRECISION = "highest"
 SHARE = 2  # configurations that a core compiles at a time

@@ -11,6 +11,8 @@ from keras import layers
 
 from benchmarks.fusion.workloads.workload import Workload
 
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
 CLASSES = 1000
 BLOCKS = 12
 SIZE = 768
@@ -27,18 +29,21 @@ def on_a_gpu() -> bool:
 
 
 def training(
-    model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: tuple[np.ndarray, ...], labels: np.ndarray
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    inputs: tuple[np.ndarray, ...],
+    labels: np.ndarray,
+    loss_of: Loss = tf.nn.sparse_softmax_cross_entropy_with_logits,
 ) -> Workload:
-    """A step on one batch; the loss is the mean cross-entropy of the model's logits."""
+    """A step on one batch; the loss is the mean of what `loss_of` gives of labels and the model's outputs."""
     variables = model.trainable_variables
     optimizer.build(variables)
 
     @tf.function
     def step(labels: tf.Tensor, *inputs: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            logits = model(inputs if len(inputs) > 1 else inputs[0], training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_mean(losses)
+            outputs = model(list(inputs) if len(inputs) > 1 else inputs[0], training=True)
+            loss = tf.reduce_mean(loss_of(labels, outputs))
         optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from custom_ops.dynamic.differentiate import differentiate
-from custom_ops.dynamic.program import Instruction, Kind, Parameter
+from custom_ops.dynamic.node_code import Instruction, Kind, Parameter
 from custom_ops.errors import DynamicError
 from custom_ops.expr.table import FLOAT_OPS
 

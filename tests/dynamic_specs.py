@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from custom_ops.dynamic.program import Builder, Instruction, Kind, Parameter
+from custom_ops.dynamic.node_code import Builder, Instruction, Kind, Parameter
 from custom_ops.dynamic.spec import Spec
 from custom_ops.expr.table import FLOAT_OPS
 

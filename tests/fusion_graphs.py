@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from graph_passes.analysis.cost.kernels import KernelDevice
+from graph_passes.analysis.cost.kernel_costs import KernelDevice
 from graph_passes.analysis.dependences import read_by, waited
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec

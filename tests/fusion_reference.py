@@ -8,9 +8,9 @@ import numpy as np
 
 from custom_ops.errors import RegionError
 from custom_ops.expr import reference
-from custom_ops.expr.op import Array
-from custom_ops.fusion.check import check, fits
+from custom_ops.expr.table_entry import Array
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, View
+from custom_ops.fusion.region_check import check, fits
 
 # Runs a call: takes its inputs, and the values of its variables, which it may set.
 CallFunction = Callable[[Call, Sequence[Array], list[Array]], Sequence[Array]]

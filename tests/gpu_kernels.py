@@ -9,8 +9,8 @@ import numpy as np
 from custom_ops.jit.device import Device
 from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
+from custom_ops.recurrent.gpu_program import build
 from custom_ops.recurrent.launch import Launcher
-from custom_ops.recurrent.program import build
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 Arrays = dict[str, list[Any]]

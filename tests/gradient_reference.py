@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from custom_ops.errors import CellError
-from custom_ops.expr.op import Array
+from custom_ops.expr.table_entry import Array
 from custom_ops.recurrent.differentiate import Column, Gradient
 from custom_ops.recurrent.reference import run
 

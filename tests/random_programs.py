@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from custom_ops.expr.nodes import AxisTerm, Cast, Constant, Elementwise, Index, Input, Node, Position, Random, Reduce
-from custom_ops.expr.op import BOOL, FLOATS, INTEGERS
 from custom_ops.expr.program import DTYPES, REDUCTIONS, Output, Program, Tensor, Type
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import BOOL, FLOATS, INTEGERS
 
 Array = NDArray[Any]
 

@@ -36,6 +36,7 @@
 #define __syncthreads() \
   ::on_cpu::meet(::on_cpu::current->cta->meeting, "__syncthreads, " ON_CPU_HERE)
 #define __syncthreads_or(any) ::on_cpu::vote_of_cta((any), "__syncthreads_or, " ON_CPU_HERE)
+#define __ffs(bits) __builtin_ffs(bits)
 #define __syncwarp() ::on_cpu::meet(::on_cpu::current->warp->meeting, "__syncwarp, " ON_CPU_HERE)
 #define __any_sync(mask, any) ::on_cpu::vote_of_warp((any), "__any_sync, " ON_CPU_HERE)
 #define __shfl_sync(mask, ...) ::on_cpu::shuffle("__shfl_sync, " ON_CPU_HERE, __VA_ARGS__)

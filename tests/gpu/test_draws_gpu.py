@@ -96,7 +96,7 @@ try:
     tfmem.optimize(make_step(), memory_budget=1)(images, labels)
 except tfmem.InfeasibleBudgetError as error:
     least = error.smallest_budget
-function = tfmem.optimize(make_step(), memory_budget=int(1.3 * least))
+function = tfmem.optimize(make_step(), memory_budget=int(1.3 * least), passes=("recurrent", "offload"))
 found = run(function)
 report = tfmem.report(function)
 print(report)

@@ -10,7 +10,7 @@ import pytest
 
 from custom_ops.fusion.codegen.kernel import make
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.search.model import ranked
+from custom_ops.fusion.search.kernel_model import ranked
 from custom_ops.fusion.search.space import kernels, layouts
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage

@@ -227,6 +227,17 @@ def test_link_bandwidth(library: Library) -> None:
     assert bandwidth.both_to_device <= 1.2 * bandwidth.to_device
 
 
+def test_links_that_are_busy_together(library: Library) -> None:
+    """None is faster than it is alone. The links of several GPUs may be shared or not: that is the host's matter."""
+    gpus = range(len(tf.config.list_physical_devices("GPU")))
+    alone = [library.link_bandwidth(gpu, 64 * MIB) for gpu in gpus]
+    every = library.links_bandwidth(gpus, 64 * MIB)
+    print(alone, every)
+    for link, (to_host, to_device) in zip(alone, every, strict=True):
+        assert 1e9 < to_host <= 1.2 * link.to_host
+        assert 1e9 < to_device <= 1.2 * link.to_device
+
+
 def test_a_thousand_steps_leak_nothing(library: Library) -> None:
     @on_gpu
     def function(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:

@@ -177,7 +177,7 @@ def test_training_products_run_on_tensor_cores() -> None:
         assert distance(found - first, wanted - first) < 5e-4
     report = tfmem.report(models[0])
     assert report.replaced, str(report)
-    (note,) = [note for note in report.notes if note.startswith("on tensor cores, as accurate as float32: ")]
+    (note,) = [note for note in report.notes if note.startswith("matmuls on tensor cores, as accurate as float32: ")]
     assert note.count(",") == 3, note  # of the inputs, and what their weights and those of the states get
 
 

@@ -11,8 +11,8 @@ from custom_ops.jit.device import Device
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.gpu_program import build
 from custom_ops.recurrent.launch import Launcher
-from custom_ops.recurrent.program import build
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests import addons_cells
 from tests.gpu_kernels import (

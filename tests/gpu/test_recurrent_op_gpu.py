@@ -15,8 +15,8 @@ from custom_ops.load import Library, load
 from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import differentiate
+from custom_ops.recurrent.gpu_program import ANY_BATCH, Program, build
 from custom_ops.recurrent.op import recurrent
-from custom_ops.recurrent.program import ANY_BATCH, Program, build
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests import addons_cells
 from tests.gpu_neighbour import WHOLE_PROCESSOR, Neighbour

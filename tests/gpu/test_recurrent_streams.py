@@ -11,8 +11,8 @@ import pytest
 
 from custom_ops.jit.device import Device
 from custom_ops.recurrent import cells
+from custom_ops.recurrent.gpu_program import build
 from custom_ops.recurrent.launch import Launcher
-from custom_ops.recurrent.program import build
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests.gpu_kernels import CLUSTER, GRID, SLICED, Sweep, check, expected, inputs
 from tests.gpu_neighbour import WHOLE_PROCESSOR, Neighbour

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from custom_ops import build_flags
-from custom_ops.dynamic.codegen import table
-from custom_ops.dynamic.codegen.plan import Chip
-from custom_ops.dynamic.codegen.program import DynamicProgram, build
+from custom_ops.dynamic.codegen import batch_table
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build
+from custom_ops.dynamic.codegen.on_chip import Chip
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.launch import Kernel, Module
@@ -63,8 +63,12 @@ def run(device: CpuDevice, program: DynamicProgram, scripts: list[list[tuple[int
     parameter = [0] * int(facts["words"])
     weights = device.upload(np.zeros(1000, np.float32))
     failure = device.upload(np.zeros(1, np.uint32))
-    parameter[table.SENT], parameter[table.STATUS], parameter[table.FAILURE] = device.upload(sent), status, failure
-    parameter[table.POINTERS : table.POINTERS + 4] = [weights] * 4
+    parameter[batch_table.SENT], parameter[batch_table.STATUS], parameter[batch_table.FAILURE] = (
+        device.upload(sent),
+        status,
+        failure,
+    )
+    parameter[batch_table.POINTERS : batch_table.POINTERS + 4] = [weights] * 4
     module = Module(program.image.code, device.driver)
     Kernel(program.image, module).prepare((PROCESSORS, 1), parameter)(device.stream)
     found = device.download(status, np.zeros(64 + 16, np.uint32))

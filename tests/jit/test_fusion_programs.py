@@ -66,11 +66,10 @@ def test_equal_kernels_are_one(device: Device) -> None:
 
 
 def test_the_fastest_is_taken(device: Device, tmp_path: Path) -> None:
+    """Of the three that the model ranks first, the same one each time: what was timed is kept."""
     cache = Cache(tmp_path)
     region = doubled(64)
-    (model,) = build(region, 90, by_model(device.processors), compile_source=device.compile_source)
     (timed,) = build(region, 90, by_tuner(device, cache, 3), compile_source=device.compile_source)
-    assert timed.configuration != model.configuration
     (again,) = build(region, 90, by_tuner(device, cache, 3), compile_source=device.compile_source)
     assert again.configuration == timed.configuration
 

@@ -9,6 +9,7 @@ import pytest
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.description import describe
+from custom_ops.fusion.codegen.kernel import fit
 from custom_ops.fusion.codegen.plan.in_place import in_place
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.jit import nvrtc
@@ -183,10 +184,9 @@ def launch_of(
         slabs.append(int(share))
     for phase in set(phases):
         here = [i for i, other in enumerate(phases) if other == phase]
-        total = sum(counts[i] for i in here)
-        for i in here:
-            if resident and total > resident:
-                counts[i] = max(slabs[i], counts[i] * resident // total // slabs[i] * slabs[i])
+        if resident:
+            for i, count in zip(here, fit([counts[i] for i in here], [slabs[i] for i in here], resident), strict=True):
+                counts[i] = count
     first: list[int] = []
     for i, phase in enumerate(phases):
         beside = i and phases[i - 1] == phase and not lines["single"]

@@ -16,7 +16,7 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import FusionBench, candidates, point, shapes_of
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.device import Device
-from custom_ops.timing.tune import fastest, tune
+from custom_ops.timing.tuner import fastest, tune
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.fusion_programs import programs
 
@@ -55,7 +55,8 @@ def test_the_fastest_of_the_best_ranked_is_chosen_once(device: Device, tmp_path:
     assert again == found
 
 
-def test_the_process_is_kept_quiet_once_for_all_that_one_turn_measures(compiler: Compiler, tmp_path: Path) -> None:
+def test_the_process_is_kept_quiet_once_for_each_kernel(compiler: Compiler, tmp_path: Path) -> None:
+    """Steps wait for one of them at a time."""
     quiet: list[str] = []
 
     @contextmanager
@@ -65,14 +66,10 @@ def test_the_process_is_kept_quiet_once_for_all_that_one_turn_measures(compiler:
         quiet.append("ended")
 
     pattern = Pattern.of(PROGRAM, SHAPES)
-    first, second, *_ = (configuration for configuration, _ in candidates(pattern, 2)(point(SHAPES)))
+    cache, where = Cache(tmp_path / "cache"), point(SHAPES)
     with Timed(driver=Driver(), compile_source=compiler, quiet=alone) as device:
-        bench = FusionBench(pattern, device, Cache(tmp_path / "cache"))
-        with bench.turn():
-            bench.measure(first, point(SHAPES))
-            bench.measure(second, point(SHAPES))
-            assert quiet == ["begun"]
-        bench.measure(first, point(SHAPES))
+        bench = FusionBench(pattern, device, cache)
+        tune(bench, candidates(pattern, 2), cache, [where], top=2, progress=False)
     assert quiet == ["begun", "ended"] * 2
 
 

@@ -74,6 +74,9 @@ def test_wheel_holds_packages_data_and_both_libraries(wheel: Path) -> None:
     }
     profiles = (ROOT / "custom_ops/devices").glob("*.json")
     assert {f"custom_ops/devices/{path.name}" for path in profiles} <= set(names)
+    (scripts,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "tfmem = tfmem.cli.main:main" in zipfile.ZipFile(wheel).read(scripts).decode()
+    assert "tfmem/cli/main.py" in names
 
 
 def test_wheel_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from custom_ops.expr import reference
-from custom_ops.expr.op import FLOATS, INTEGERS
 from custom_ops.expr.program import Program
 from custom_ops.expr.reference import numpy_dtype
+from custom_ops.expr.table_entry import FLOATS, INTEGERS
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.space import Layout, kernels

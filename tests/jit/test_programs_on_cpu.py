@@ -14,10 +14,10 @@ from custom_ops import build_flags
 from custom_ops.errors import KernelError
 from custom_ops.expr import reference
 from custom_ops.expr.nodes import AxisTerm, Cast, Elementwise, Index, Input, Node
-from custom_ops.expr.op import INTEGER_RANGES, INTEGERS
 from custom_ops.expr.program import DTYPES, REDUCTIONS, Output, Program, Tensor
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import INTEGER_RANGES, INTEGERS
 from custom_ops.expr.text import from_text
 from custom_ops.jit import nvrtc
 from tests.compiled import cubin

@@ -8,7 +8,7 @@ import pytest
 if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
     pytest.skip("the benchmarks are not installed; run from a checkout", allow_module_level=True)
 
-from benchmarks.offload import tables
+from benchmarks.offload import shares, tables
 from benchmarks.offload.cases import FULL, all_cases
 
 GIB = 1 << 30
@@ -83,3 +83,17 @@ def test_only_what_is_between_the_markers_changes(results, tmp_path):
     assert document.read_text() == "before\n" + once + "after\n"
     with pytest.raises(ValueError, match="needs both markers"):
         tables.replaced(tables.BEGIN, "")
+
+
+def test_the_table_of_shares_has_a_row_for_moves_and_one_for_regions_as_well() -> None:
+    plain = {"status": "ok", "name": "unet", "batch": 16, "seconds": 0.3, "peak": 23 << 30, "first": 1.0}
+    refused = {"status": "ok", "error": "InfeasibleBudgetError: too small"}
+    cases = {"unet": {**plain, "moves": {"0.6": {"seconds": 0.4}, "0.4": refused}, "fused": {"0.6": {"seconds": 0.2}}}}
+    assert shares.table(cases) == [
+        "| network, batch | plain | tfmem | 0.6 | 0.4 |",
+        "| --- | --- | --- | --- | --- |",
+        "| unet, 16 | 300 ms, 23.0 GiB | moves | 0.75 | refused |",
+        "| unet, 16 | 300 ms, 23.0 GiB | fused | 1.50 |  |",
+    ]
+    told = shares.lines({**plain, "moves": {"0.4": refused}})
+    assert [line.partition(":")[0] for line in told] == ["unet", "unet at 0.4, moves"]

@@ -11,7 +11,7 @@ import pytest
 from custom_ops.errors import TfmemWarning
 from custom_ops.jit.cache import Cache, UnusableError
 from custom_ops.recurrent.search.tune import Bench
-from custom_ops.timing.tune import remembered
+from custom_ops.timing.tuner import remembered
 
 HUGE = 10**400  # no float holds it
 TRIAL = {"point": 1, "predicted": 1.0, "measured": 1.0, "registers": 1, "local": 0, "configuration": {}}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from custom_ops.expr.op import Array
+from custom_ops.expr.table_entry import Array
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell, State
 from custom_ops.recurrent.reference import run

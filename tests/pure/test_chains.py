@@ -9,84 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.simulate import Link, are_there, by_position, usage_under
 from graph_passes.analysis.memory.timeline import Buffer, Chain, Gap, ScheduledOp, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph import ops
-from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.order import topological
-from graph_passes.passes.offload.chains import chain_choices
 from graph_passes.passes.offload.check import faults
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.placement import place, tight
 from graph_passes.passes.offload.plan import chained as chained_positions
+from graph_passes.passes.offload.recomputation import chain_choices
+from tests.chain_nets import LARGE, SMALL, Net, nets
 from tests.tiers import examples
 
 SLOW_LINK = Link(0.01, 0.01)  # anything is recomputed faster than it is copied
 LINKS = (SLOW_LINK, Link(0.5, 0.5), Link(1.0, 1.0))
-LARGE, SMALL = 1 << 14, 16  # elements of 4 bytes
 OPTIONS = OffloadOptions(reuse_distance=1)
-
-
-class Net:
-    """A training graph, written forward; `graph` adds gradients that read what they would."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.specs: dict[TensorId, TensorSpec] = {}
-        self.kept: list[list[str]] = []  # of each layer: what its gradient reads
-
-    def add(self, name: str, op: str, inputs: list[str], *sizes: int) -> str:
-        tensors = [TensorId(each.partition(":")[0], int(each.partition(":")[2] or 0)) for each in inputs]
-        self.nodes.append(Node(name, op, tensors, outputs=len(sizes), stateful=op == "VarHandleOp"))
-        self.specs.update({TensorId(name, index): TensorSpec("float32", 4, (n,)) for index, n in enumerate(sizes)})
-        return name
-
-    def layer(self, kind: str, index: int, top: str, skip: str, units: int) -> str:
-        size = self.specs[TensorId(top)].shape[0]
-        if kind == "product":
-            self.kept.append([top])
-            return self.add(f"c{index}", "Conv2D", [top], units * LARGE)
-        if kind == "norm":
-            y = self.add(f"n{index}", "FusedBatchNormV3", [top], size, SMALL, SMALL)
-            self.kept.append([top, f"{y}:1", f"{y}:2"])
-            return y
-        if kind == "scale" or (kind == "add" and skip == top):
-            self.kept.append([])
-            return self.add(f"s{index}", "Mul", [top], size)
-        if kind == "relu":
-            y = self.add(f"r{index}", "Relu", [self.add(f"i{index}", "Identity", [top], size)], size)
-            self.kept.append([y])
-            return y
-        if kind == "dropout":
-            key = self.add(f"k{index}", "Neg", [], SMALL)
-            mask = self.add(f"u{index}", "StatelessRandomUniformV2", [key], size)
-            mask = self.add(f"m{index}", "GreaterEqual", [mask], size)
-            self.kept.append([mask])
-            return self.add(f"d{index}", "Mul", [top, mask], size)
-        self.kept.append([])
-        return self.add(f"a{index}", "AddV2", [top, skip], size)
-
-    def graph(self, top: str) -> Graph:
-        gradient = self.add("loss", "Mean", [top], SMALL)
-        for index, reads in reversed(list(enumerate(self.kept))):
-            size = self.specs[TensorId(reads[0])].shape[0] if reads else LARGE
-            gradient = self.add(f"g{index}", "Conv3DBackpropFilterV2", [*reads, gradient], size)
-        return Graph(self.nodes, self.specs)
-
-
-@st.composite
-def nets(draw) -> Graph:
-    net = Net()
-    top = skip = net.add("x", "Conv2D", [], LARGE)
-    for index in range(draw(st.integers(2, 14))):
-        kind = draw(st.sampled_from(["product", "norm", "scale", "relu", "dropout", "add"]))
-        top = net.layer(kind, index, top, skip, draw(st.integers(1, 3)))
-        if draw(st.booleans()) or net.specs[TensorId(skip)] != net.specs[TensorId(top)]:
-            skip = top
-    return net.graph(top)
 
 
 def replayed(graph: Graph, timeline: Timeline) -> tuple[dict[TensorId, int], list[int]]:
@@ -232,6 +173,11 @@ def chain_of(timeline: Timeline, name: str) -> list[str]:
 def test_a_chain_passes_in_place_writers():
     _, timeline = block("norm", "scale", "add", "relu", "product", "product", "product")
     assert chain_of(timeline, "r3") == ["n0", "s1", "a2", "i3", "r3"]
+
+
+def test_a_chain_holds_a_product_whose_result_ends_before():
+    _, timeline = block("product", "scale", "relu", "product", "product")
+    assert chain_of(timeline, "r2") == ["c0", "s1", "i2", "r2"]
 
 
 def test_a_mask_is_drawn_again_from_its_counter():

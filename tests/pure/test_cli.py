@@ -1,9 +1,14 @@
-"""Commands that need no TensorFlow: `report` and `cache`, and how all of them fail."""
+"""Commands that need no TensorFlow: `report`, `explain`, `plan diff` and `cache`, and how all of them fail."""
+
+import json
+from dataclasses import replace
 
 import pytest
 
 from graph_passes.report import MOVED, Report, TransferRecord
-from tfmem import __main__ as cli
+from tests.pure.test_plan_file import PLAN
+from tfmem.cli import main as cli
+from tfmem.cli.output import print_table
 
 MIB = 1 << 20
 
@@ -94,4 +99,110 @@ def test_bad_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 2
-    assert "usage: python -m tfmem" in capsys.readouterr().err
+    assert "usage: tfmem" in capsys.readouterr().err
+
+
+def test_help_is_one_screen(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    assert stopped.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    for command in ("plan", "optimize", "explain", "report", "profile", "doctor", "devices", "cache"):
+        assert any(line.split()[:1] == [command] for line in lines)
+    assert any(line.strip().startswith("3  no plan fits") for line in lines)
+
+
+@pytest.mark.parametrize("command", ["plan", "optimize", "explain", "report", "profile", "doctor", "devices", "cache"])
+def test_every_command_has_json_and_help_of_one_screen(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("--json" in line for line in lines)
+    assert len(lines) <= 40
+
+
+def test_explain_says_it_in_a_sentence_each(file, capsys):
+    assert cli.main(["explain", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("`train`: fits 10.0 MiB")
+    assert cli.main(["explain", str(file), "act1", "--json"]) == 0
+    assert "is offloaded after 'a'" in json.loads(capsys.readouterr().out)["act1"]
+
+
+def test_reports_for_programs(file, capsys):
+    assert cli.main(["report", str(file), "--json"]) == 0
+    assert Report.from_json(capsys.readouterr().out) == Report.from_json(file.read_text())
+    assert cli.main(["report", "nothing.json", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["kind"] == "FileNotFoundError"
+    assert printed.err.startswith("tfmem report: ")
+
+
+def test_plans_are_compared(tmp_path, capsys):
+    old, new, other = (tmp_path / f"{name}.json" for name in ("old", "new", "other"))
+    old.write_text(PLAN.to_json())
+    new.write_text(replace(PLAN, budget=MIB).to_json())
+    other.write_text("[")
+    assert cli.main(["plan", "diff", str(old), str(new)]) == 0
+    assert capsys.readouterr().out == "  budget      60.0 MiB -> 1.0 MiB\n"
+    assert cli.main(["plan", "diff", str(old), str(old), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["equal"] is True
+    assert cli.main(["plan", "diff", str(old), str(other)]) == 1
+    assert "is not JSON" in capsys.readouterr().err
+    assert cli.main(["plan", "diff", str(old)]) == cli.USAGE
+    assert "diff takes two plans" in capsys.readouterr().err
+    assert cli.main(["report", str(old)]) == 0  # a plan holds a report
+    assert "asked" in capsys.readouterr().out
+
+
+def test_the_cache_for_programs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFMEM_CACHE_DIR", str(tmp_path))
+    assert cli.main(["cache", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "directory": str(tmp_path),
+        "profiles": 0,
+        "kernels": 0,
+        "bytes": 0,
+        "deleted": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["plan", "diff", "one.json"], "diff takes two plans, not 1"),
+        (["plan", "one", "two"], "found 2 models, expected one"),
+        (["profile", "train:model", "--batch", "8", "--steps", "3"], "give at least 8"),
+    ],
+)
+def test_a_wrong_command_line_has_its_exit_code(command, message, capsys):
+    assert cli.main(command) == cli.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named_without_a_number_of_an_error(tmp_path, capsys):
+    assert cli.main(["plan", "diff", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == cli.FAILED
+    assert capsys.readouterr().err == f"tfmem plan: '{tmp_path / 'a.json'}': No such file or directory\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "optimize", "profile", "explain", "report", "doctor", "devices", "cache"])
+def test_every_command_takes_json(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_the_help_fits_a_screen(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_table_cuts_no_cell(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(("what", "found"), [("headers", "/a/folder" * 8)])
+    assert "".join(capsys.readouterr().out.split()).count("/a/folder") == 8

@@ -11,7 +11,8 @@ from graph_passes.errors import InvalidBudgetError, OptionsError
 from graph_passes.passes.fuse.options import FusionOptions
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.recurrent.options import RecurrentOptions
-from tfmem.options import Options, kernel_flags, merged, parse_budget, workspace_limits
+from tfmem.budgets import parse_budget
+from tfmem.options import Options, kernel_flags, merged, workspace_limits
 
 GIB = 1 << 30
 
@@ -74,6 +75,7 @@ WRONG: list[tuple[type, str, list[Any]]] = [
     (Options, "input_shapes", [{1: (1,)}, {"x": (-1,)}, {"x": (True,)}, {"x": (1 << 70,)}, {"": (1,)}]),
     (Options, "fusion", [None, False, {}, "fast", OffloadOptions()]),
     (FusionOptions, "tune", ["always", None, 0, True]),
+    (FusionOptions, "xla", [None, "yes", 2]),
     (Options, "device", [None, 0, b"GPU:0", ["GPU:0"]]),
     (Options, "observe", ["no", "0", 0, 1, None, []]),
     (Options, "progress", ["no", 0, 1, None]),
@@ -86,12 +88,15 @@ WRONG: list[tuple[type, str, list[Any]]] = [
     (OffloadOptions, "reuse_distance", [-1, 1.5, "far", None, True, 1 << 70]),
     (OffloadOptions, "spill_directory", [None, 3, b"/tmp", ["/tmp"], "/tmp/\0"]),
     (OffloadOptions, "spill_budget", [1 << 70, 1 << 63, -1, 1.5, "1GiB", None, True, float("inf"), 10**5000]),
+    (OffloadOptions, "split", ["always", None, True, 2]),
     (OffloadOptions, "host_budget", [1 << 70, -1, 1.5, "auto", None, True]),
     (RecurrentOptions, "precision", ["fp8", None, 32, ["tf32"]]),
     (RecurrentOptions, "candidates", [0, -1, 1.5, None, True, "5", 1 << 31]),
     (RecurrentOptions, "time_steps", [0, -1, 1.5, None, True, "5", 1 << 31]),
     (RecurrentOptions, "batches", [(), (0, 1), None, 8, "8", (1.5,), (True,), (None,), (1 << 31,)]),
     (RecurrentOptions, "progress", [None, "no", 0]),
+    (FusionOptions, "architectures", [None, 90, "sm_90", ("sm_1",), (90,), (None,)]),
+    (RecurrentOptions, "architectures", [None, 90, "sm_90", ("sm_1",), (90,), (None,)]),
 ]
 
 NESTED = (OffloadOptions, RecurrentOptions, FusionOptions)
@@ -199,7 +204,7 @@ def test_no_limit_can_be_said_in_the_environment():
 
 
 def test_unknown_policy_and_pass_and_option():
-    with pytest.raises(OptionsError, match="expected one of autovm"):
+    with pytest.raises(OptionsError, match="expected one of optimal"):
         merged(Options(), None, "magic")
     with pytest.raises(OptionsError, match="no pass 'teleport'"):
         merged(Options(), None, None, passes=("teleport",))

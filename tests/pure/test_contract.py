@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from graph_passes.analysis.cost.device import load, product_sizes
-from graph_passes.analysis.cost.kernels import Small
+from graph_passes.analysis.cost.device_costs import load, product_sizes
+from graph_passes.analysis.cost.kernel_costs import Small
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.contract import Contract, ContractError, Kept, Property
@@ -23,6 +23,7 @@ from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.prepare import plan as prepare
 from graph_passes.passes.products import plan as products
 from graph_passes.passes.recurrent import plan as recurrent
+from graph_passes.passes.split import plan as split
 from graph_passes.pipeline import PASSES, Step
 from tests.fusion_graphs import UNIT
 from tests.pure.test_fusion_merging import trained
@@ -180,6 +181,7 @@ NEEDS: dict[str, Any] = {
     "products": products.Needs(("q", "k", "v"), product_sizes("h200"), list),
     "prepare": prepare.Needs(),
     "merge": merge.Needs(replace(UNIT, most=Small(0, 0)), lambda forms: 1e4 * len(forms)),
+    "split": split.SplitNeeds(Step.read(step_graph()).order, (), 0, (), 1, lambda plan: split.Trial(1, 1.0)),
     "fuse": fuse.Needs(UNIT, "/job:localhost/replica:0/task:0/device:CPU:0", lambda node: b""),
 }
 

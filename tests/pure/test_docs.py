@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -18,6 +19,7 @@ from custom_ops.expr import reference
 from custom_ops.expr.text import from_text
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.recurrent.options import RecurrentOptions
+from tfmem.cli.main import parser
 from tfmem.options import Options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,14 +27,23 @@ if not (ROOT / "docs").is_dir():
     pytest.skip("the documentation is not installed; run from a checkout", allow_module_level=True)
 
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
-PAGES = [*(ROOT / name for name in OUTSIDE), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [*(ROOT / name for name in OUTSIDE), *sorted(ROOT.glob("docs/**/*.md"))]
 FOLDERS = ("tfmem", "graph_passes", "custom_ops", "benchmarks", "examples", "tests", "tools", "docs", "bazel")
 SOURCE = re.compile(r"[\w./*-]+\.(?:py|cc|cuh|h|md|bzl)")
 OF_EACH_PASS = {"plan.py", "apply.py", "options.py"}
 OF_OTHERS = {"ConvLSTM2D", "NASCell", "dynamic_rnn", "element_spec", "go_backwards", "static_rnn"}  # TensorFlow's and
 OF_OTHERS |= {"global_clipnorm", "parallel_iterations", "set_visible_devices"}  # Keras's
+OF_OTHERS |= {"AdamW", "BackupAndRestore", "gradient_accumulation_steps", "mixed_bfloat16", "mixed_float16"}
+OF_OTHERS |= {"CentralStorageStrategy", "OneDeviceStrategy", "distribute_values_from_function"}  # tf.distribute's
+OF_OTHERS |= {"SUPPORTED_TENSORFLOW_OPS", "cc_library"}  # TensorFlow Serving's and Bazel's
 OF_OTHERS |= {"cudaMemPrefetchAsync", "NVIDIA_TF32_OVERRIDE", "WORKSPACE"}  # CUDA's and Bazel's
-OF_TENSORFLOW = {"ResourceExhaustedError", "UnavailableError", "InternalError", "NotFoundError"}
+OF_OTHERS |= {
+    "RematScope",
+    "TF_LoadLibrary",
+    "ds_report",
+    "save_on_cpu",
+}  # of the peers in docs/features.md, and the C API
+OF_TENSORFLOW = {"InvalidArgumentError", "ResourceExhaustedError", "UnavailableError", "InternalError", "NotFoundError"}
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -99,6 +110,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], target
 
 
+def test_every_feature_links_to_its_test() -> None:
+    """A row of docs/features.md names a test function, and the file in which it is."""
+    page = ROOT / "docs/features.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 20
+    for row in rows:
+        (link,) = re.findall(r"\[`(test_\w+)`\]\((\.\./tests/[\w/]+\.py)\) \|$", row)
+        assert re.search(rf"^ *def {link[0]}\(", (page.parent / link[1]).read_text(), re.MULTILINE), row
+
+
 @pages
 def test_commands_exist(page: Path) -> None:
     text = page.read_text().replace("\\\n", " ")
@@ -110,11 +131,19 @@ def test_commands_exist(page: Path) -> None:
         file = file if file.exists() else ROOT / module.replace(".", "/") / "__main__.py"
         assert file.exists(), f"python -m {module}"
         shared = (ROOT / "benchmarks/runs.py").read_text()
+        if module == "tfmem":
+            shared += "".join(source.read_text() for source in (ROOT / "tfmem/cli").glob("*.py"))
         for option in re.findall(r"--[a-z][a-z0-9-]*", arguments):
             assert f'"{option}"' in file.read_text() + shared, f"python -m {module} {option}"
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for target in re.findall(r"(?:^    |`)make ([a-z]+)", text, re.MULTILINE):
         assert target in targets, f"make {target}"
+
+
+@pages
+def test_commands_of_tfmem_are_parsed(page: Path) -> None:
+    for line in re.findall(r"^    (tfmem .*)$", page.read_text(), re.MULTILINE):
+        parser().parse_args(shlex.split(line, comments=True)[1:])  # exits if an option is wrong
 
 
 @pages
@@ -163,6 +192,7 @@ def between(page: str, markers: tuple[str, str], expected: str) -> None:
 def test_tables_are_those_of_the_results():
     from benchmarks import sample
     from benchmarks.applications import __main__ as applications
+    from benchmarks.dynamic import applications as dynamic_applications
     from benchmarks.dynamic import tables as make_dynamic_tables
     from benchmarks.fusion import statistics, ulps
     from benchmarks.fusion import tables as make_fusion_tables
@@ -186,6 +216,8 @@ def test_tables_are_those_of_the_results():
     elementwise = ulps.tables(read("fusion_ulps_h100.json"))
     between("docs/benchmarks_elementwise.md", ulps.MARKERS, elementwise)
     between("docs/benchmarks_dynamic.md", make_dynamic_tables.MARKERS, dynamic)
+    of_applications = dynamic_applications.text(read("dynamic_applications_cpu.json"))
+    between("docs/benchmarks_dynamic.md", dynamic_applications.MARKERS, of_applications)
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
     between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)
     between("docs/benchmarks_fusion.md", make_fusion_tables.MARKERS, fusion)
@@ -239,3 +271,15 @@ def test_make_sanitize_runs_tests_that_exist() -> None:
     ]
     assert missing == []
     assert {"dynamic_ops", "fusion_op", "matmul_op", "memops", "recurrent_op"} <= set(lists["tf"].split())
+
+
+def test_the_reference_names_what_is_there():
+    """`make docs` fails on a name that has moved; this says so without building the site."""
+    for name in re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE):
+        whole = ROOT / name.replace(".", "/")
+        if whole.with_suffix(".py").is_file() or (whole / "__init__.py").is_file():
+            continue
+        module, _, member = name.rpartition(".")
+        folder = ROOT / module.replace(".", "/")
+        file = folder.with_suffix(".py") if folder.with_suffix(".py").is_file() else folder / "__init__.py"
+        assert re.search(rf"(def |class |import .*)\b{member}\b|^    {member},$", file.read_text(), re.MULTILINE), name

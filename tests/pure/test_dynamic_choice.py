@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from custom_ops.dynamic.choice import FIRST_STEPS, ROUNDS, TIMED_STEPS, Choice
-from custom_ops.dynamic.codegen.plan import Chip
-from custom_ops.dynamic.codegen.program import DynamicProgram, build
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build
+from custom_ops.dynamic.codegen.on_chip import Chip
 from tests.dynamic_specs import tree_rnn
 
 PROGRAMS = [build(tree_rnn(8), 90, Chip(processors=2), rows, compile_source=lambda *_, **__: b"") for rows in (1, 2, 4)]

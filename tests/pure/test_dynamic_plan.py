@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.dynamic.traffic import products_of, weight_traffic
-from custom_ops.dynamic.codegen.plan import MOST_STAGED, Chip, Plan, cycles_of_a_node, make_plan
-from custom_ops.dynamic.codegen.program import build, kinds_of
+from custom_ops.dynamic.codegen.gpu_program import build, kinds_of
+from custom_ops.dynamic.codegen.on_chip import MOST_STAGED, Chip, Plan, cycles_of_a_node, make_plan
 from custom_ops.dynamic.codegen.segments import View
 from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
 from tests.dynamic_specs import tree_rnn

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline, flops
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 

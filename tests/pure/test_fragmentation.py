@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from graph_passes import pipeline
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.fragmentation import Failure, Room, first_failure, without_workspace
 from graph_passes.analysis.memory.observe import Sample, observe
@@ -15,7 +15,7 @@ from graph_passes.analysis.memory.simulate import Link, Move, Padding, usage_und
 from graph_passes.analysis.memory.timeline import Buffer, Chain, ScheduledOp, Timeline
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import plan_offload
+from graph_passes.passes.offload.plan import How, plan_offload
 from graph_passes.passes.offload.thin import thinned
 from graph_passes.refusals import Reason
 from tests.allocator_reference import Region
@@ -158,10 +158,10 @@ def test_a_tensor_is_brought_back_earlier_to_a_better_place():
     z = Buffer(TensorId("z"), 9 * GIB // 2, 6, (7,))
     timeline = Timeline(steps, (x, y, z), turn=2)
     options = OffloadOptions(policy="autovm", reuse_distance=1)
-    tight = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True)
+    tight = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, How(widest=True))
     assert [move.prefetch for move in tight.moves] == [5]
     assert first_failure(timeline, tight.moves, room(7 * GIB)).position == 6
-    repaired = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, widest=True, room=room(7 * GIB))
+    repaired = plan_offload(timeline, Link(1.0, 1.0), 7 * GIB, options, How(widest=True, room=room(7 * GIB)))
     assert repaired.failure(timeline, room(7 * GIB)) is None
 
 
@@ -178,7 +178,7 @@ def test_a_tensor_is_put_to_the_end_of_the_room_that_a_later_one_needs():
     # y, which lives long, would lie right behind x; once x is gone, z finds no 7 GiB before or behind it
     timeline = behind_a_short_life(7 * GIB)
     assert failed(timeline, (), room(8 * GIB)) == (3, 2 * GIB)
-    plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
+    plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), How(room=room(8 * GIB)))
     assert plan.moves == ()
     assert plan.paddings == (Padding(1, 5 * GIB),)
     assert plan.failure(timeline, room(8 * GIB)) is None
@@ -196,7 +196,7 @@ def test_an_op_that_cannot_have_its_workspace_does_not_keep_a_later_one_from_its
     y = Buffer(TensorId("y"), GIB, 1, (4,), pinned_by=Reason.RETURNED())
     timeline = Timeline(steps, (x, y), turn=2)
     assert without_workspace(timeline, (), room(8 * GIB)) == [2, 3]
-    plan = plan_offload(timeline, Link(1.0, 1.0), 23 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
+    plan = plan_offload(timeline, Link(1.0, 1.0), 23 * GIB, OffloadOptions(policy="autovm"), How(room=room(8 * GIB)))
     assert without_workspace(timeline, plan.moves, room(8 * GIB), plan.paddings) == [2]
     assert plan.failure(timeline, room(8 * GIB)) == Failure(2, 20 * GIB, 15 * GIB, 0, workspace=True)
     assert plan.failure(timeline, room(8 * GIB), excused={2}) is None
@@ -207,7 +207,7 @@ def test_a_padding_leaves_its_op_the_workspace_it_needs():
     timeline = behind_a_short_life(6 * GIB)
     steps = tuple(replace(step, workspace=GIB) if step.node == "s1" else step for step in timeline.steps)
     timeline = replace(timeline, steps=steps)
-    plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), room=room(8 * GIB))
+    plan = plan_offload(timeline, Link(1.0, 1.0), 8 * GIB, OffloadOptions(policy="autovm"), How(room=room(8 * GIB)))
     assert plan.paddings == (Padding(1, 4 * GIB),)
     assert plan.failure(timeline, room(8 * GIB)) is None
 
@@ -216,14 +216,14 @@ def test_a_padding_may_take_what_the_room_allows_and_is_part_of_the_peak():
     timeline = behind_a_short_life(3 * GIB)
     options = OffloadOptions(policy="autovm")
     allowed = replace(room(5 * GIB), limit=5 * GIB)
-    plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, options, room=allowed)
+    plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, options, How(room=allowed))
     assert plan.paddings == (Padding(1, 2 * GIB),)
     assert plan.after.peak == 5 * GIB
 
 
 def test_no_padding_takes_more_than_the_budget_leaves():
     timeline = behind_a_short_life(3 * GIB)
-    plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, OffloadOptions(policy="autovm"), room=room(5 * GIB))
+    plan = plan_offload(timeline, Link(1.0, 1.0), 4 * GIB, OffloadOptions(policy="autovm"), How(room=room(5 * GIB)))
     usage = timeline.usage
     assert all(usage[padding.position] + padding.nbytes <= 4 * GIB for padding in plan.paddings)
 
@@ -233,7 +233,7 @@ def test_a_padding_is_taken_before_its_op_and_let_go_after():
     graph = Graph(nodes, {TensorId(name): TensorSpec("float32", 4, (MIB,)) for name in CHAIN})
     step = pipeline.Step.read(graph)
     timeline = step.timeline(Roofline(load("unit")))
-    plan = plan_offload(timeline, Link(1.0, 1.0), GIB, OffloadOptions(), unmoved=True)
+    plan = plan_offload(timeline, Link(1.0, 1.0), GIB, OffloadOptions(), How(unmoved=True))
     filled = replace(plan, paddings=(Padding(step.order.index("b"), 512),))
     edited = pipeline.edit_step(step, timeline, filled, OffloadOptions())
     padding = edited["tfmem/MemOpFill/b"]
@@ -272,7 +272,7 @@ def test_a_plan_that_runs_is_thinned_as_far_as_there_is_room():
     z = Buffer(TensorId("z"), 5 * GIB, 2, ())
     timeline = Timeline(steps, (x, y, z), turn=2)
     options = OffloadOptions(policy="autovm", reuse_distance=1)
-    widest = plan_offload(timeline, Link(GIB, GIB), 7 * GIB, options, widest=True)
+    widest = plan_offload(timeline, Link(GIB, GIB), 7 * GIB, options, How(widest=True))
     assert sorted(move.buffer for move in widest.moves) == [0, 1]
     plan = thinned(timeline, widest, room(7 * GIB))
     assert [move.buffer for move in plan.moves] == [1]
@@ -290,7 +290,7 @@ def test_what_has_no_copy_to_hide_keeps_none_from_being_hidden(again):
     x, y = Buffer(TensorId("x"), 3 * GIB, 0, (1, 3), chains=chains), Buffer(TensorId("y"), GIB, 0, (1, 8))
     timeline = Timeline(steps, (x, y, Buffer(TensorId("z"), 13 * GIB // 2, 5, ())), turn=2)
     options = OffloadOptions(policy="autovm", reuse_distance=1)
-    widest = plan_offload(timeline, Link(GIB, GIB), 7 * GIB, options, widest=True)
+    widest = plan_offload(timeline, Link(GIB, GIB), 7 * GIB, options, How(widest=True))
     moves = tuple(replace(move, recomputed=again and move.buffer == 0) for move in widest.moves)
     assert [(move.buffer, move.prefetch) for move in moves] == [(0, 3), (1, 8)]
     plan = thinned(timeline, replace(widest, moves=moves), room(7 * GIB))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from graph_passes.analysis.dependences import Dependences
 from graph_passes.passes.fuse.partition import ilp
-from graph_passes.passes.fuse.partition.ilp import Limits, choose
+from graph_passes.passes.fuse.partition.ilp import Limits, choose_patterns
 from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.score import Candidate
 from tests.pure.test_fusion_runs import nets
@@ -53,7 +53,7 @@ def best(net, candidates):
 @given(problems())
 def test_the_optimum_of_small_problems(problem):
     net, candidates = problem
-    choice = choose(candidates, net)
+    choice = choose_patterns(candidates, net)
     held = [number for place in choice.chosen for number in candidates[place].members]
     assert len(held) == len(set(held))
     assert not cyclic(net, candidates, choice.chosen)
@@ -67,7 +67,7 @@ def test_the_optimum_of_small_problems(problem):
 @given(problems(), st.sampled_from([Limits(seconds=0.0, nodes=1, rounds=1), Limits(work=0), Limits(work=40)]))
 def test_any_limit_gives_a_plan_that_is_no_worse_than_greedy(problem, limits):
     net, candidates = problem
-    choice = choose(candidates, net, limits)
+    choice = choose_patterns(candidates, net, limits)
     assert not cyclic(net, candidates, choice.chosen)
     assert choice.score >= choice.greedy
 
@@ -76,7 +76,7 @@ def test_greedy_is_improved_upon():
     # the middle one is the best, but the two at its sides are better together
     candidates = [Candidate((0, 1), 3e-6), Candidate((1, 2), 4e-6), Candidate((2, 3), 3e-6)]
     net = Dependences(((), (), (), ()))
-    choice = choose(candidates, net)
+    choice = choose_patterns(candidates, net)
     assert choice.chosen == (0, 2)
     assert (choice.score, choice.greedy) == (pytest.approx(6e-6), pytest.approx(4e-6))
     assert choice.solvers == ("HiGHS",)
@@ -86,7 +86,7 @@ def test_the_papers_cycle_is_cut():
     """Figure 3: A and C together wait for B, which waits for A; so they are not fused, whatever it would save."""
     net = Dependences(((), (0,), (1,)))
     candidates = [Candidate((0, 2), 9e-6), Candidate((0, 1), 1e-6)]
-    choice = choose(candidates, net)
+    choice = choose_patterns(candidates, net)
     assert choice.chosen == (1,)
     assert (choice.rounds, choice.cuts) == (2, 1)
 
@@ -94,7 +94,7 @@ def test_the_papers_cycle_is_cut():
 def test_two_patterns_that_wait_for_each_other_are_not_both_chosen():
     net = Dependences(((), (0,), (), (2,)))  # 0 -> 1, 2 -> 3
     candidates = [Candidate((0, 3), 5e-6), Candidate((1, 2), 4e-6)]
-    assert choose(candidates, net).chosen == (0,)
+    assert choose_patterns(candidates, net).chosen == (0,)
 
 
 def test_equal_problems_are_solved_once():
@@ -105,7 +105,7 @@ def test_equal_problems_are_solved_once():
         candidates += [
             Candidate((first + at, first + at + 1), score) for at, score in ((0, 3e-6), (1, 4e-6), (2, 3e-6))
         ]
-    choice = choose(candidates, net)
+    choice = choose_patterns(candidates, net)
     assert choice.problems == 1
     assert choice.score == pytest.approx(steps * 6e-6)
 
@@ -116,10 +116,10 @@ def test_without_highs_cbc_solves_it_and_without_both_greedy_does(monkeypatch):
     monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
     cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)  # PuLP 4 brings none
     if cbc(msg=False).available():
-        choice = choose(candidates, net)
+        choice = choose_patterns(candidates, net)
         assert (choice.chosen, choice.solvers, choice.complete) == ((0, 2), (cbc.__name__,), True)
     monkeypatch.setattr(cbc, "available", lambda self: False)
-    choice = choose(candidates, net)
+    choice = choose_patterns(candidates, net)
     assert (choice.chosen, choice.solvers, choice.complete) == ((1,), ("greedy",), False)
 
 
@@ -133,16 +133,16 @@ def hard() -> tuple[Dependences, list[Candidate]]:
 def test_no_clock_decides(monkeypatch):
     """A process whose clock runs a thousand times as fast, or that waits, plans the same."""
     net, candidates = hard()
-    expected = choose(candidates, net, Limits(gap=0.0, work=30_000))
+    expected = choose_patterns(candidates, net, Limits(gap=0.0, work=30_000))
     assert not expected.complete, "nothing was left to be decided by a limit"
     ticks = iter(range(0, 10**9, 1000))
     monkeypatch.setattr(ilp, "monotonic", lambda: float(next(ticks)))
-    assert choose(candidates, net, Limits(gap=0.0, work=30_000)) == expected
+    assert choose_patterns(candidates, net, Limits(gap=0.0, work=30_000)) == expected
 
 
 def test_work_that_is_spent_is_left_to_greedy():
     net, candidates = hard()
-    choice = choose(candidates, net, Limits(work=0))
+    choice = choose_patterns(candidates, net, Limits(work=0))
     assert (choice.solvers, choice.complete, choice.score) == (("greedy",), False, choice.greedy)
 
 
@@ -151,7 +151,7 @@ def test_a_limit_of_nodes_is_no_error():
     pairs = list(combinations(range(13), 2)) + list(combinations(range(13), 3))
     candidates = [Candidate(pair, (100 + 7 * n % 31) * 1e-6 * len(pair)) for n, pair in enumerate(pairs)]
     net = Dependences(((),) * 13)
-    choice = choose(candidates, net, Limits(nodes=0, gap=0.0))
+    choice = choose_patterns(candidates, net, Limits(nodes=0, gap=0.0))
     assert choice.score >= choice.greedy > 0
 
 

@@ -9,8 +9,8 @@ from custom_ops.expr.text import to_text
 from custom_ops.fusion.region import Kernel, View
 from graph_passes.analysis.op_pattern import OpPattern, pattern_of
 from graph_passes.graph.ir import TensorId
-from graph_passes.lower.kernel import LoweredKernel, lower_kernel
-from graph_passes.lower.values import number_of
+from graph_passes.lower.known_numbers import number_of
+from graph_passes.lower.lower_nodes import LoweredKernel, lower_kernel
 from graph_passes.passes.fuse.lower_region import lower_region
 from tests.pure.test_fusion_lowering import Builder
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from custom_ops.jit.cublas import MatrixProduct
-from graph_passes.analysis.cost.kernels import Small
+from graph_passes.analysis.cost.kernel_costs import Small
 from graph_passes.graph.ir import Graph, TensorId, TensorSpec, boolean
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import apply_rewrites

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.analysis.cost.kernels import Small
+from graph_passes.analysis.cost.kernel_costs import Small
 from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import topological

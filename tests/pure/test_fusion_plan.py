@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from zlib import crc32
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from graph_passes.analysis.op_pattern import IN_KERNELS, OpPattern
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.fuse.partition.explore import Exploration
 from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU, StepKind, partition_graph
-from graph_passes.passes.fuse.partition.score import Measure
+from graph_passes.passes.fuse.partition.score import OF_OP, OF_RESULT, Measure
 from graph_passes.refusals import Reason
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 from tests.tiers import examples
@@ -140,7 +141,7 @@ def test_ops_that_a_gpu_region_cannot_hold_divide_it_and_say_so():
         other = made.add("Elementwise", other)
     plan = partition_graph(made.graph(), made.op_patterns, UNIT, kinds=ON_GPU)
     assert [len(region.members) for region in plan.regions] == [3, 3]
-    assert str(plan.reasons["other"]) == "no kernel for this device: an opaque op"
+    assert str(plan.reasons["other"]) == "there is no kernel for this device: an opaque op"
 
 
 def test_devices_divide_regions():
@@ -245,6 +246,26 @@ def test_parts_that_are_too_many_for_one_kernel_are_packed_in_two():
         frozenset({"first_0", "last_0", "first_1", "last_1"}),
         frozenset({"first_2", "last_2", "first_3", "last_3"}),
     }
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_parts_of_a_long_source_are_packed_in_several_kernels(shared: bool):
+    """Also where all of them read one number that is computed first; one part alone stays whole."""
+    made = Nodes()
+    number = made.add("Elementwise", made.add("Opaque", size=4), size=4, name="number")
+    for part in range(6):
+        x = made.add("Opaque", size=400)
+        for place in range(5):
+            x = made.add("Elementwise", x, *([number] if shared else []), size=400, name=f"part_{part}_{place}")
+
+    def longest(source: int) -> int:
+        plan = partition_graph(made.graph(), made.op_patterns, replace(UNIT, source=source))
+        return max(len(kernel.members) for region in plan.regions for kernel in region.kernels)
+
+    long = 15 * OF_OP + 3 * OF_RESULT + 1  # three parts
+    assert longest(0) >= 30
+    assert 5 <= longest(long) < 30
+    assert longest(1) == 5
 
 
 def test_what_only_says_a_shape_divides_no_region():

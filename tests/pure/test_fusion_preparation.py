@@ -8,11 +8,12 @@ import pytest
 
 from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.flatten import FlatProduct, flat_product_rewrites, flat_products
-from graph_passes.graph.ir import TensorId, TensorSpec
+from graph_passes.graph.ir import Graph, TensorId, TensorSpec
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, apply_rewrites
-from graph_passes.passes.prepare.apply import recompute_rewrites
+from graph_passes.passes.prepare.apply import equal_rewrites, recompute_rewrites
 from graph_passes.passes.prepare.copies import recomputed
+from graph_passes.passes.prepare.equal import equal_numbers
 from graph_passes.passes.prepare.plan import Needs, plan_prepare
 from tests.float_graphs import Build, Given
 
@@ -161,3 +162,62 @@ def test_what_is_read_at_once_is_not_computed_again():
     b.nodes = [node for node in b.nodes if node.name not in ("late", "gradient", "out", "centered")]
     graph = b.graph()
     assert recomputed(graph, patterns_of(graph), {"back"}) == ()
+
+
+def decays(*controls: Sequence[str]) -> Build:
+    """A number that is read and raised to a power once for each variable; reads wait for what is given."""
+    b = Build()
+    b("step", "Placeholder", ())
+    b.specs[TensorId("step")] = TensorSpec("resource", 0, (), TensorSpec("float32", 4, ()))
+    b("before", "Placeholder", ())
+    for place, control in enumerate(controls):
+        b(f"read_{place}", "ReadVariableOp", (), "step")
+        b.nodes[-1].control = list(control)
+        b(f"power_{place}", "Square", (), f"read_{place}")
+        b(f"x_{place}", "Placeholder", (4 + place,))
+        b(f"out_{place}", "Mul", (4 + place,), f"x_{place}", f"power_{place}")
+    return b
+
+
+def alike(build: Build, *keep: str) -> set[frozenset[str]]:
+    """Which nodes are equal."""
+    graph = build.graph()
+    found = equal_numbers(graph, patterns_of(graph), keep)
+    return {frozenset((each.name, *each.others)) for each in found}
+
+
+def shared(build: Build, *keep: str) -> Graph:
+    """The graph in which they are one."""
+    graph = build.graph()
+    apply_rewrites(equal_rewrites(equal_numbers(graph, patterns_of(graph), keep)), graph)
+    return graph
+
+
+def test_numbers_that_are_equal_are_computed_once():
+    build, outs = decays((), (), ()), ("out_0", "out_1", "out_2")
+    reads, powers = ({f"{name}_{place}" for place in range(3)} for name in ("read", "power"))
+    assert alike(build, *outs) == {frozenset(reads), frozenset(powers)}
+    graph = shared(build, *outs)
+    assert len({graph[name].inputs[1] for name in outs}) == 1
+    assert len(reads & set(graph.nodes)) == len(powers & set(graph.nodes)) == 1
+
+
+def test_reads_that_wait_for_other_nodes_stay():
+    build = decays((), ("before",), ("before",))
+    assert alike(build, "out_0", "out_1", "out_2") == {
+        frozenset({"read_1", "read_2"}),
+        frozenset({"power_1", "power_2"}),
+    }
+
+
+def test_numbers_that_are_fetched_stay():
+    assert alike(decays((), ()), "power_1", "read_1", "out_0", "out_1") == set()
+
+
+def test_what_waits_for_a_number_that_goes_waits_for_the_one_that_stays():
+    build = decays((), ())
+    build("after", "Relu", (4,), "x_0")
+    build.nodes[-1].control = ["read_0", "read_1"]
+    graph = shared(build, "out_0", "out_1", "after")
+    (waits,) = set(graph["after"].control)
+    assert waits in graph.nodes

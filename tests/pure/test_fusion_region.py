@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from custom_ops import fusion
 from custom_ops.errors import RegionError
 from custom_ops.expr.text import from_text as program_from_text
-from custom_ops.fusion.check import VALUE_DTYPES, check
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Step, TensorType, View
+from custom_ops.fusion.region_check import VALUE_DTYPES, check
 from custom_ops.fusion.text import from_text, to_text
 from tests.fusion_reference import product, run, view_shape
 from tests.fusion_regions import DESCENT, SOFTMAX, softmax_step

@@ -15,10 +15,10 @@ from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.analysis.peers import is_collective, meetings, united_order, waits_for_itself
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.passes.fuse.partition.like_order import LikeOrder
+from graph_passes.passes.fuse.equal_kernels import behind_sums
+from graph_passes.passes.fuse.partition.canonical_order import CanonicalOrder
 from graph_passes.passes.fuse.partition.partition import partition_graph
 from graph_passes.passes.fuse.plan import Needs, plan_fusion
-from graph_passes.passes.fuse.replicas import behind_sums
 from graph_passes.refusals import Reason
 from tests.fusion_graphs import UNIT
 from tests.spmd_graphs import Spmd, device, steps, training_step
@@ -184,7 +184,7 @@ def test_equal_regions_have_equal_orders() -> None:
     graph = of_updates()
     patterns = patterned(graph)
     order = united_order(graph, meetings(graph))
-    like = LikeOrder(graph, order, dependences(graph, patterns, order), meetings(graph))
+    like = CanonicalOrder(graph, order, dependences(graph, patterns, order), meetings(graph))
     found = []
     for lane in range(2):
         members = [name for name in order if name[:2] in ("m0", "m1", "u0", "u1") and name.endswith(str(lane))]

@@ -15,7 +15,7 @@ from graph_passes.errors import GraphError
 from graph_passes.passes.fuse.explain import explain
 from graph_passes.passes.fuse.picture import regions_svg
 from graph_passes.report import STITCHED, UNCHANGED_FITS, RegionRecord, Report, StepRecord
-from tfmem.__main__ import main
+from tfmem.cli.main import main
 
 SOFTMAX = ("Softmax", "mul", "Sum", "Neg", "Mean", "Log", "sub")
 REGION = RegionRecord(
@@ -84,7 +84,7 @@ def test_regions_that_do_not_run_are_not_told_as_if_they_did(state: Fusion) -> N
 def test_what_runs_is_told_by_its_state_not_by_words() -> None:
     report = replace(LEFT, fusion="in other words", fusion_state=Fusion.STITCHED)
     assert report.running == (REGION,)
-    assert "  stitched    fusion_0: 11 ops in 2 kernels and 1 call" in report.to_text().splitlines()
+    assert "  fused       fusion_0: 11 ops in 2 kernels and 1 call" in report.to_text().splitlines()
 
 
 def test_what_there_was_no_op_of() -> None:
@@ -96,7 +96,7 @@ def test_what_there_was_no_op_of() -> None:
 
 def test_what_is_not_planned_yet_is_said() -> None:
     report = replace(REPORT, fusion="not decided yet: the unmodified step runs", regions=(), not_stitched=())
-    with pytest.raises(GraphError, match=r"nothing is planned of .* yet \(not decided yet.*ask again after more calls"):
+    with pytest.raises(GraphError, match=r"fusion of .* is not planned yet \(not decided yet.*call it more often"):
         explain(report, "MatMul")
 
 
@@ -110,8 +110,8 @@ def test_reports_of_regions_are_read_as_they_were_written() -> None:
 
 def test_the_table_names_regions_and_counts_reasons() -> None:
     lines = REPORT.to_text().splitlines()
-    assert "  stitched    fusion_0: 11 ops in 2 kernels and 1 call" in lines
-    assert "  not fused   2: no rule for Placeholder" in lines
+    assert "  fused       fusion_0: 11 ops in 2 kernels and 1 call" in lines
+    assert "  not fused   2 ops: no rule for Placeholder" in lines
     assert "  fusion      stitched: 0.4 ms a step against 0.9 ms, on copies" in lines
 
 

@@ -11,7 +11,7 @@ from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import candidates, point
-from custom_ops.fusion.search.model import H200, predict, ranked
+from custom_ops.fusion.search.kernel_model import H200, predict, ranked
 from custom_ops.fusion.search.space import Layout, Rows, Templates, components, kernels, layouts
 from tests.fusion_programs import GELU, LAYER_NORM_GRADIENT, SOFTMAX, adam, programs
 
@@ -69,6 +69,31 @@ def test_sums_over_rows_are_added_up_within_these_rows_where_they_fit(
         f"reduce_8{row}reduce_10{row}reduce_16{over}reduce_17{over}"
         f"output_0{row}output_1[{outputs}];output_2[{outputs}];"
     )
+
+
+TRANSPOSED = """program 1
+axes 0 6 8
+tensor float32 3
+tensor float32 1
+input 0 a0 a2 a1
+input 1 a1
+multiply 0 1
+reduce sum 2 1 2
+subtract 2 3
+reduce sum 4 0
+output 5 2 1
+"""
+
+
+def test_sums_over_rows_whose_loops_have_another_order_are_added_up_apart() -> None:
+    """Loops run along axis 1 last, as tensors lie; the sums that rows would leave have axis 2 last."""
+    shapes = [(1000, 8, 6), (6,)]
+    pattern = Pattern.of(from_text(TRANSPOSED), shapes)
+    assert pattern.in_order((1, 2)) == (2, 1)
+    found = [make(pattern, configuration) for configuration, _ in candidates(pattern, PROCESSORS)(point(shapes))]
+    assert found
+    assert all(kernel.source.text for kernel in found)
+    assert not any(mapping.over_rows for kernel in found for mapping in kernel.plan.mappings.values())
 
 
 def test_a_row_is_shared_out_over_a_power_of_two_of_ctas() -> None:

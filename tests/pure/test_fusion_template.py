@@ -7,10 +7,10 @@ import pytest
 from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.plan.collapse import grouped
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, plan
 from custom_ops.fusion.codegen.plan.mapping import Mapping, Owner, mapping
 from custom_ops.fusion.codegen.plan.pattern import Pattern
+from custom_ops.fusion.codegen.plan.pattern_axes import grouped
 from custom_ops.fusion.codegen.plan.template import Level, Schedule, parse
 from tests.fusion_programs import BATCH_NORM, LAYER_NORM_GRADIENT, SOFTMAX, adam
 

@@ -7,7 +7,7 @@ import pytest
 from custom_ops.expr.nodes import AxisTerm, Index, Random
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.plan.access import in_step, vector_width
+from custom_ops.fusion.codegen.plan.addresses import in_step, vector_width
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 

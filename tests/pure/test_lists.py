@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from graph_passes import pipeline
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.calls import WithCalls
 from graph_passes.analysis.memory.fragmentation import SMALL, Room, first_failure
 from graph_passes.analysis.memory.lists import ListSize, list_sizes, steps_of
 from graph_passes.analysis.memory.liveness import build_timeline
+from graph_passes.analysis.memory.loop_lists import only_reads
 from graph_passes.analysis.memory.observe import Sample, observe
 from graph_passes.analysis.memory.roles import has_gradient
 from graph_passes.analysis.memory.simulate import Link
@@ -102,15 +103,55 @@ def test_a_loops_lists_are_alive_until_they_are_read() -> None:
         TensorId("loop", 3): ListSize(20 * MIB, 512 * KIB),
         TensorId("loop", 4): ListSize(20 * MIB, 512 * KIB),
     }
-    lists = [buffer for buffer in timeline(graph).buffers if buffer.pinned_by == Reason.LIST_FILLED()]
+    (both,) = [buffer for buffer in timeline(graph).buffers if buffer.tensor.node == "loop" and buffer.element]
     names = list(graph.nodes)
-    assert [(names[each.start], names[each.uses[-1]], each.nbytes) for each in lists] == [
-        ("loop", "back", 20 * MIB)
-    ] * 2
+    assert (names[both.start], names[both.uses[-1]], both.nbytes) == ("loop", "back", 40 * MIB)
+    assert both.views == (TensorId("loop", 3), TensorId("loop", 4))
+    assert both.movable
+    (chain,) = both.chains
+    assert [names[position] for position in chain.ops] == ["loop"]  # which makes them again, and its h
+    assert chain.held == (40 * MIB + 512 * KIB + 8,)
     usage = dict(zip(names, ((timeline(graph).usage - timeline(graph).base) // KIB).tolist(), strict=True))
     assert usage["loop"] == 40 * KIB + 512 + 512  # the lists, the loop's h, and what a step makes beyond the lists
     assert usage["loss"] == 40 * KIB + 512  # in place
     assert usage["end"] <= 1024
+
+
+def test_lists_that_cannot_move_stay_where_they_are() -> None:
+    def held(graph: Graph, **more: Any) -> Buffer:
+        buffers = build_timeline(graph, list(graph.nodes), COSTS, **more).buffers
+        return next(buffer for buffer in buffers if buffer.tensor == TensorId("loop", 3))
+
+    small = step(h=TensorSpec("float32", 4, (32, 32)), body=_with_h(TensorSpec("float32", 4, (32, 32))))
+    assert held(small).pinned_by == Reason.LIST_FILLED()
+    assert held(step(), fetches=[TensorId("loop", 3)]).pinned_by == Reason.LIST_FILLED()
+    given = step()
+    given.insert("mine", "Placeholder", [], {})
+    given.rewire("loop", 3, TensorId("mine"))
+    assert held(given).pinned_by == Reason.LIST_FILLED()  # the caller holds some of it
+
+
+def _with_h(spec: TensorSpec) -> Function:
+    specs = {tensor: spec if found == H else found for tensor, found in BODY.graph.specs.items()}
+    return replace(BODY, graph=Graph(list(BODY.graph), specs, BODY.graph.constants))
+
+
+@pytest.mark.parametrize(("op", "reads"), [("RandomUniform", False), ("ReadVariableOp", True), ("Print", False)])
+def test_only_a_loop_without_other_effects_runs_again(op: str, reads: bool) -> None:
+    nodes = [replace(node, op=op, stateful=True) if node.name == "sin" else node for node in BODY.graph]
+    graph = step(replace(BODY, graph=Graph(nodes, BODY.graph.specs, BODY.graph.constants)))
+    assert only_reads(graph, graph["loop"]) is reads
+    loop = next(node for node in graph if node.name == "loop")
+    assert loop.op == "While"
+    graph.nodes["loop"] = replace(loop, stateful=True)
+    buffer = next(each for each in timeline(graph).buffers if each.tensor.node == "loop" and each.element)
+    assert bool(buffer.chains[0].ops) is reads
+
+
+def test_a_loops_time_is_that_of_its_steps() -> None:
+    once = sum(COSTS.seconds(part.graph, node) for part in (BODY, COND) for node in part.graph)
+    graph = step()
+    assert COSTS.seconds(graph, graph["loop"]) >= 40 * once > 0
 
 
 def test_a_loop_that_takes_from_lists_is_a_gradient() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
-from graph_passes.analysis.cost.device import product_sizes
+from graph_passes.analysis.cost.device_costs import product_sizes
 from graph_passes.graph.ir import Code, DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import apply_rewrites
 from graph_passes.passes.products.apply import MATMUL_OP, product_rewrites

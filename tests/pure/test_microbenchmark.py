@@ -12,7 +12,7 @@ from custom_ops.jit.device import Device
 from custom_ops.machine import from_json, read, shared_memory
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.microbenchmark import Point, fit
-from graph_passes.analysis.cost.device import machine as machine_of
+from graph_passes.analysis.cost.device_costs import machine as machine_of
 from tests.cuda_on_cpu.driver import Driver
 
 LAUNCH = 3000.0  # nanoseconds of every launch, whatever it does

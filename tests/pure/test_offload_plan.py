@@ -10,7 +10,7 @@ from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.placement import one_layer_ahead
-from graph_passes.passes.offload.plan import plan_offload
+from graph_passes.passes.offload.plan import How, plan_offload
 from graph_passes.passes.offload.selection import reuse_distance_for
 
 UNIT = Link(offload=1.0, prefetch=1.0)
@@ -33,7 +33,7 @@ def chain(layers: int = 4, nbytes: int = 10, seconds: float = 10.0) -> Timeline:
 
 
 def options(**values):
-    return OffloadOptions(reuse_distance=1, **values)
+    return OffloadOptions(**{"reuse_distance": 1, "policy": "hybrid", **values})
 
 
 def test_usage_of_a_chain():
@@ -52,7 +52,7 @@ def test_nothing_moves_when_the_step_fits():
 def test_moves_no_more_than_the_budget_asks():
     # f0 and f1 have gaps 2..6 and 3..5; f2's gap is 4..4 (used at 3 and 5). 30 bytes need one of them out at 3 and 4.
     # The shortest gaps are dropped first, so f0, which waits longest, is the one that goes.
-    plan = plan_offload(chain(), UNIT, 30, options(), timed=True)
+    plan = plan_offload(chain(), UNIT, 30, options(), How(timed=True))
     assert [move.buffer for move in plan.moves] == [0]
     assert plan.after.peak == 30
 
@@ -60,7 +60,7 @@ def test_moves_no_more_than_the_budget_asks():
 def test_copies_hide_behind_compute():
     # f0's copy runs from 20 (f1 done) to 32 with the 1.2 slack, so it is released before position 4 if memory allows;
     # it does not at 3 (40 > 30): released before 3, that is at second 30, exactly when 10 bytes at 1 B/s are out.
-    plan = plan_offload(chain(), UNIT, 30, options(), timed=True)
+    plan = plan_offload(chain(), UNIT, 30, options(), How(timed=True))
     (move,) = plan.moves
     assert (move.last, move.release) == (1, 3)
     # the use is at position 7, second 70; 12 s before is 58: prefetched before position 5, where 10 bytes are free
@@ -72,7 +72,7 @@ def test_copies_hide_behind_compute():
 def test_stall_is_predicted_when_the_link_is_slow():
     # 20 s a copy: out from 20 to 40, released before position 3 at second 30: 10 s stall; prefetched before position 5
     # (now at 60), arrives at 80 = when position 7 begins.
-    plan = plan_offload(chain(), Link(0.5, 0.5), 30, options(), timed=True)
+    plan = plan_offload(chain(), Link(0.5, 0.5), 30, options(), How(timed=True))
     (move,) = plan.moves
     assert move.prefetch == 5
     assert plan.after.stall == 10
@@ -92,7 +92,7 @@ def test_prefetch_is_early_where_times_are_unknown_and_late_where_they_are_measu
     expected = {"early": [(10, 7), (11, 8)], "late": [(10, 8), (11, 9)]}
     expected["auto"] = expected["late" if timed else "early"]
     for prefetch, positions in expected.items():
-        plan = plan_offload(chain(6, 10, 10.0), UNIT, 40, options(prefetch=prefetch), timed=timed)
+        plan = plan_offload(chain(6, 10, 10.0), UNIT, 40, options(prefetch=prefetch), How(timed=timed))
         assert sorted((move.next, move.prefetch) for move in plan.moves) == positions
 
 
@@ -101,7 +101,7 @@ def test_prefetches_keep_the_order_of_uses():
     # 24 with the slack: f0, used at 110, would start with op 8. f1, used at 100, would start with op 6, where there is
     # no room. It starts with op 7, is there at 90, and f0 at 110. In the other order both start with op 8: the first
     # to come is f0, and f1 is there at 120, 20 s late.
-    plan = plan_offload(chain(6, 10, 10.0), Link(1.0, 0.5), 40, options(), timed=True)
+    plan = plan_offload(chain(6, 10, 10.0), Link(1.0, 0.5), 40, options(), How(timed=True))
     assert sorted((move.next, move.prefetch) for move in plan.moves) == [(10, 7), (11, 8)]
     assert plan.after.stall == 0
 
@@ -137,23 +137,23 @@ def test_the_automatic_threshold_is_the_largest_that_meets_the_budget():
 
 def test_default_reuse_distance_skips_the_last_two_layers():
     # layers at 0..3: f2 and f3 stay; f1's gap 3..5 holds 3 ops, f2's 1
-    plan = plan_offload(chain(), UNIT, 20, OffloadOptions(), layers=(0, 1, 2, 3))
+    plan = plan_offload(chain(), UNIT, 20, OffloadOptions(policy="hybrid"), How(layers=(0, 1, 2, 3)))
     assert {move.buffer for move in plan.moves} == {0, 1}
 
 
 def test_default_reuse_distance_gives_way_to_the_budget():
     # with layers at 0, 1 and 2 alone, the default distance is 8: only f0 could move, and 50 were the least
-    assert plan_offload(chain(6), UNIT, 20, OffloadOptions(), layers=(0, 1, 2)).after.peak == 20
-    for fixed in (OffloadOptions(reuse_distance=8), OffloadOptions()):
+    assert plan_offload(chain(6), UNIT, 20, OffloadOptions(policy="hybrid"), How(layers=(0, 1, 2))).after.peak == 20
+    for fixed in (OffloadOptions(reuse_distance=8), OffloadOptions(policy="hybrid")):
         with pytest.raises(InfeasibleBudgetError) as caught:
-            plan_offload(chain(6), UNIT, 20, fixed, layers=(0, 1, 2), relax=False)
+            plan_offload(chain(6), UNIT, 20, fixed, How(layers=(0, 1, 2), relax=False))
         assert caught.value.smallest_budget == 50
 
 
 def test_the_default_reuse_distance_is_halved_as_often_as_the_budget_asks():
     # Over their gaps lie 9, 7, 5, 3 and 1 ops. The default is 8, which leaves 50 bytes; at 4 the tensors of f0, f1 and
     # f2 may move, which leaves 30, at the turn. f3 stays: of the candidates a fixed threshold moves all.
-    plan = plan_offload(chain(6), UNIT, 30, OffloadOptions(size_threshold=10), layers=(0, 1, 2))
+    plan = plan_offload(chain(6), UNIT, 30, OffloadOptions(policy="hybrid", size_threshold=10), How(layers=(0, 1, 2)))
     assert {move.buffer for move in plan.moves} == {0, 1, 2}
 
 
@@ -177,10 +177,10 @@ def test_the_widest_plan_adds_what_the_budget_needs():
     waits, stays = Buffer(TensorId("s0"), 10, 0, (1, 7)), Buffer(TensorId("s1"), 10, 1, (2, 4))
     room = Buffer(TensorId("s3"), 20, 3, (3,))
     timeline = Timeline(steps, (waits, stays, room), turn=4)
-    plan = plan_offload(timeline, UNIT, 20, options(), widest=True)
+    plan = plan_offload(timeline, UNIT, 20, options(), How(widest=True))
     assert {move.buffer for move in plan.moves} == {0, 1}
     assert plan.after.peak == 20
-    assert len(plan_offload(timeline, UNIT, 30, options(), widest=True).moves) == 1
+    assert len(plan_offload(timeline, UNIT, 30, options(), How(widest=True)).moves) == 1
 
 
 def test_two_gaps_of_one_buffer():
@@ -202,7 +202,7 @@ def test_turning_point_is_where_most_tensors_wait():
 def test_vdnn_moves_all_or_convolution_inputs():
     everything = plan_offload(chain(), UNIT, 30, options(policy="vdnn_all"))
     assert len(everything.moves) == 3
-    convolutions = plan_offload(chain(), UNIT, 30, options(policy="vdnn_conv"), convolution_inputs={0})
+    convolutions = plan_offload(chain(), UNIT, 30, options(policy="vdnn_conv"), How(convolution_inputs={0}))
     assert [move.buffer for move in convolutions.moves] == [0]
 
 
@@ -217,7 +217,7 @@ def test_vdnn_brings_nothing_back_before_it_has_left():
 
 def test_simulation_counts_both_directions_separately():
     timeline = chain()
-    moves = plan_offload(timeline, UNIT, 20, options(), timed=True).moves
+    moves = plan_offload(timeline, UNIT, 20, options(), How(timed=True)).moves
     fast_out = simulate(timeline, moves, Link(1e9, 1.0))
     fast_in = simulate(timeline, moves, Link(1.0, 1e9))
     both = simulate(timeline, moves, UNIT)

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from custom_ops.expr import activations, arithmetic, comparisons, cpp, transcendental
-from custom_ops.expr.op import FLOATS
 from custom_ops.expr.table import FLOAT_OPS, TABLE
+from custom_ops.expr.table_entry import FLOATS
 from custom_ops.recurrent.cell_builder import CellBuilder
-from custom_ops.recurrent.codegen.elementwise import cell_struct
+from custom_ops.recurrent.codegen.cell_functions import cell_struct
 from custom_ops.recurrent.codegen.schedule import schedule
 from custom_ops.recurrent.search.elementwise_cost import _operations
-from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS
+from graph_passes.lower.elementwise import RULES
+from graph_passes.passes.recurrent.lower.elementwise_ops import _WITHOUT_RULE, CELL_OPS, ELEMENTWISE_OPS
 
 ROOT = Path(__file__).parents[2]
 ENDS = [-np.inf, -30.0, -2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0, np.inf]
@@ -93,6 +94,12 @@ def test_no_other_place_lists_ops() -> None:
     for file in sources:
         text = file.read_text()
         assert sum(bool(re.search(listed % cpp.enumerator(name), text)) for name in TABLE) <= 2, file
+
+
+def test_cells_take_their_ops_from_the_vocabulary_of_all_passes() -> None:
+    assert RULES.keys() | {"StopGradient"} >= CELL_OPS  # which fusion looks through
+    assert RULES.keys() < ELEMENTWISE_OPS
+    assert RULES.keys().isdisjoint(_WITHOUT_RULE.split()), "a rule says that these are elementwise"
 
 
 def test_ops_for_cells_take_all_floats() -> None:

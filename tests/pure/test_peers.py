@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
-from graph_passes.analysis.memory.lanes import lane_of
+from graph_passes.analysis.memory.lane_timeline import lane_of
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
-from graph_passes.analysis.peers import lanes, meetings, waits_for_itself
+from graph_passes.analysis.peers import awaited_elsewhere, every_device, lanes, meetings, waits_for_itself
 from graph_passes.errors import GraphError, InfeasibleBudgetError
+from graph_passes.graph import ops
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
 from graph_passes.graph.order import is_acyclic
-from graph_passes.lanes import edit_lanes
+from graph_passes.lane_edits import edit_lanes
 from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
@@ -67,11 +69,55 @@ def test_collectives_without_a_token_are_refused() -> None:
         meetings(graph)
 
 
-def test_collectives_in_a_branch_are_refused() -> None:
-    inner = training_step(NET)
-    graph = Graph([Node("if", "If", outputs=1)], functions={("if", "then_branch"): Function(inner, (), ())})
-    with pytest.raises(GraphError, match="inside of a function that 'if' calls"):
-        meetings(graph)
+def calls(inner: Graph) -> Graph:
+    return Graph([Node("if", "If", outputs=1)], functions={("if", "then_branch"): Function(inner, (), ())})
+
+
+def test_a_branch_in_which_all_lanes_meet_is_an_op_like_others() -> None:
+    graph = calls(training_step(NET))
+    assert meetings(graph) == meetings(calls(graph)) == ()
+    assert lanes(graph) == ()
+    assert every_device(calls(graph)) == (device(0), device(1))
+
+
+def test_a_branch_that_meets_what_is_outside_of_it_is_refused() -> None:
+    more = training_step(replace(NET, packs=2))
+    last = [node for node in more if node.op in ops.COLLECTIVES][-1]
+    last.op = "NoOp"  # one lane has fewer than the other
+    unknown = training_step(NET)
+    unknown.constants.clear()
+    alone = of_group(1, lanes=1)
+    met_outside = training_step(NET)
+    met_outside.insert("if", "If", [], {})
+    met_outside.functions.update(calls(alone).functions)
+    for outer in (calls(more), calls(unknown), calls(calls(more)), met_outside):
+        with pytest.raises(GraphError, match="is inside of a function that 'if' calls, and what it meets is not"):
+            meetings(outer)
+
+
+def of_group(more: int, lanes: int) -> Graph:
+    """A step whose collectives wait for `more` devices of other processes."""
+    graph = training_step(replace(NET, lanes=lanes))
+    larger = training_step(replace(NET, lanes=lanes + more)).constants["size0/0"]
+    for name in graph.constants:
+        if name.startswith("size"):
+            graph.constants[name] = larger
+    return graph
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_branch_that_meets_other_processes_has_its_turn_among_collectives(lanes: int) -> None:
+    outer = of_group(1, lanes)
+    outer.insert("if", "If", [], {})
+    outer.functions.update(calls(of_group(1, lanes)).functions)
+    assert awaited_elsewhere(outer) == {"if": frozenset(map(device, range(lanes)))}
+    with pytest.raises(GraphError, match="has no order among those of"):
+        meetings(outer)
+    for lane in range(lanes):
+        for node in [node.name for node in outer if node.op in ops.COLLECTIVES and node.device == device(lane)]:
+            outer.add_control("if", node)
+    assert meetings(outer) == meetings(of_group(1, lanes))
+    assert waits_for_itself(outer) == ()
 
 
 @settings(max_examples=100, deadline=None)

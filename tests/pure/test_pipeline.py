@@ -9,9 +9,9 @@ import pytest
 
 from graph_passes.contract import Contract, Property
 from graph_passes.errors import GraphError
+from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import NewNode, Rewrite, applied
-from graph_passes.graph.source import Readable
 from graph_passes.pipeline import PASSES, Outcome, Pass, Phase, Step, run_passes, runs
 from tfmem.options import FusionOptions, Options, PassName, default_passes
 
@@ -37,7 +37,7 @@ def test_users_name_passes_by_their_options() -> None:
         ({"fusion": FusionOptions(tune="full")}, True, True),
         ({"fusion": FusionOptions(tune="off")}, True, False),
         ({"observe": False}, True, False),
-        ({"memory_budget": "1GiB"}, True, False),
+        ({"memory_budget": "1GiB"}, True, True),
     ],
 )
 def test_where_steps_are_stitched_by_default(changes: dict[str, Any], timed: bool, fuses: bool) -> None:

@@ -7,18 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.fragmentation import Room
 from graph_passes.analysis.memory.simulate import Link, Move, Padding
 from graph_passes.analysis.memory.timeline import Buffer, Gap, ScheduledOp, Timeline
 from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.order import schedule
+from graph_passes.graph.verify import verify_merged
 from graph_passes.passes.offload.apply import offload_rewrites
 from graph_passes.passes.offload.check import faults
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.placement import in_order
-from graph_passes.passes.offload.plan import StepPlan, plan_offload
+from graph_passes.passes.offload.plan import How, StepPlan, plan_offload
 from graph_passes.passes.offload.thin import thinned
 from tests.tiers import examples
 
@@ -59,7 +61,7 @@ def test_what_nothing_can_come_before_does_not_move():
 def test_plans_around_ops_that_cannot_be_ordered(unordered, copy_start):
     timeline = waits(frozenset(unordered))
     options = OffloadOptions(reuse_distance=1, policy="autovm", copy_start=copy_start)
-    plan = plan_offload(timeline, UNIT_LINK, 20, options, widest=True)
+    plan = plan_offload(timeline, UNIT_LINK, 20, options, How(widest=True))
     assert [move.gap for move in plan.moves] == [gap for gap in timeline.gaps() if gap.buffer == 0]
     assert plan.moves
     assert faults(timeline, plan) == []
@@ -114,7 +116,7 @@ BROKEN = [
 @pytest.mark.parametrize(("change", "words"), BROKEN)
 def test_faults_of_a_move(change, words):
     timeline = waits()
-    plan = plan_offload(timeline, UNIT_LINK, 25, OffloadOptions(reuse_distance=1, policy="autovm"), widest=True)
+    plan = plan_offload(timeline, UNIT_LINK, 25, OffloadOptions(reuse_distance=1, policy="autovm"), How(widest=True))
     (move,) = plan.moves
     assert faults(timeline, plan) == []
     broken = replace(plan, moves=(replace(move, **change),))
@@ -127,7 +129,7 @@ def test_faults_of_a_move(change, words):
 
 def test_faults_of_a_chain():
     timeline = waits(frozenset({4}))
-    plan = plan_offload(timeline, UNIT_LINK, 25, OffloadOptions(reuse_distance=1, policy="autovm"), widest=True)
+    plan = plan_offload(timeline, UNIT_LINK, 25, OffloadOptions(reuse_distance=1, policy="autovm"), How(widest=True))
     assert faults(timeline, plan) == []
     for ordered, words in (
         ((), "outside the chain"),
@@ -223,3 +225,40 @@ def test_what_onednn_reads_together_with_a_workspace_stays():
         step = pipeline.Step.read(graph, [name for name, _, _ in ops], merging=merging)
         timeline = step.timeline(Roofline(load("unit")))
         assert {buffer.tensor.node for buffer in timeline.buffers if buffer.pinned_by} == pinned
+
+
+def biased(*edges):
+    """A layer in bfloat16 whose bias is cast behind the product, as Keras creates it, with control `edges`."""
+    controls = dict(edges)
+    nodes, specs = [], {}
+    ops = [
+        ("x", "Placeholder", []),
+        ("filter", "Placeholder", []),
+        ("bias", "Placeholder", []),
+        ("product", "Conv2D", ["x", "filter"]),
+        ("cast", "Cast", ["bias"]),
+        ("sum", "BiasAdd", ["product", "cast"]),
+    ]
+    for name, op, inputs in ops:
+        nodes.append(
+            Node(name, op, [TensorId(i) for i in inputs], [controls[name]] if name in controls else [], outputs=1)
+        )
+        specs[TensorId(name)] = TensorSpec("bfloat16", 2, (8,))
+    return Graph(nodes, specs)
+
+
+def test_what_a_merged_op_reads_comes_before_it():
+    """A control edge goes from an earlier position to a later one: none may lead from the product to its bias."""
+    graph = biased()
+    created = ["x", "filter", "product", "bias", "cast", "sum"]
+    order = schedule(graph, created, merging=True)
+    assert order.index("cast") < order.index("product")
+    assert schedule(graph, created) == created
+
+
+def test_a_merged_op_that_would_wait_for_itself_is_refused():
+    verify_merged(biased(), biased(("cast", "x")))
+    with pytest.raises(GraphError, match="'product' and 'sum' as one op"):
+        verify_merged(biased(), biased(("cast", "product")))
+    verify_merged(biased(), biased(("cast", "product"), ("product", "x")))  # no pair that has a control input is merged
+    verify_merged(biased(("cast", "product")), biased(("cast", "product")))  # what was given is not the plan's fault

@@ -8,10 +8,10 @@ import pytest
 from custom_ops.errors import ProgramError
 from custom_ops.expr import program as module
 from custom_ops.expr.nodes import AxisTerm, Index, Input
-from custom_ops.expr.op import INTEGER_RANGES, INTEGERS
 from custom_ops.expr.philox import draw, philox
 from custom_ops.expr.program import Type
 from custom_ops.expr.reference import run
+from custom_ops.expr.table_entry import INTEGER_RANGES, INTEGERS
 from custom_ops.expr.text import from_text, to_text
 from tests.programs import SIGMOID_STEP, SOFTMAX_STEP
 

@@ -16,8 +16,8 @@ from custom_ops.recurrent import cells
 from custom_ops.recurrent.search.ranking import rank
 from custom_ops.recurrent.search.tune import Trial
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from custom_ops.timing.tune import NEVER
-from graph_passes.analysis.cost import device
+from custom_ops.timing.tuner import NEVER
+from graph_passes.analysis.cost import device_costs
 
 CASE = Case("lstm", 256, 1)
 
@@ -33,7 +33,7 @@ def searched(times: dict[Configuration, float]) -> dict[str, Any]:
 @pytest.fixture(name="ranked")
 def fixture_ranked() -> list[Configuration]:
     """All that there is, in the model's order."""
-    found = rank(device.machine("h200"), RecurrentSpec(cells.lstm(), 256), 1)
+    found = rank(device_costs.machine("h200"), RecurrentSpec(cells.lstm(), 256), 1)
     return [prediction.configuration for prediction in found]
 
 

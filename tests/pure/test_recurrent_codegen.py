@@ -19,7 +19,7 @@ from custom_ops.recurrent import cells
 from custom_ops.recurrent.codegen.layout import fallback_layout, layout
 from custom_ops.recurrent.codegen.schedule import MOST_OPERANDS, Buffer, schedule
 from custom_ops.recurrent.codegen.source import ENTRY, FALLBACK, generate, parameter_words
-from custom_ops.recurrent.program import Program
+from custom_ops.recurrent.gpu_program import Program
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests import addons_cells
 from tests.recurrent_cells import random_cells, side_by_side

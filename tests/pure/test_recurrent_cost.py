@@ -11,7 +11,7 @@ from custom_ops.recurrent import cells
 from custom_ops.recurrent.search import ranking
 from custom_ops.recurrent.search.grnn_model import Cost
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from graph_passes.analysis.cost import device
+from graph_passes.analysis.cost import device_costs
 from tests import grnn_model as model
 from tests.grnn_model import GrnnTiling, Work
 
@@ -19,7 +19,7 @@ from tests.grnn_model import GrnnTiling, Work
 @pytest.fixture
 def unit():
     """1 ns for an FMA, 1 byte a ns, 1 FMA for a shuffle; S1 and S2 reach 2 at four, together at most 4."""
-    return device.machine("unit")
+    return device_costs.machine("unit")
 
 
 def test_a_block_by_hand(unit):
@@ -53,7 +53,7 @@ TABLE_2 = [(128, 2, 449), (64, 4, 322), (32, 8, 252), (16, 16, 443), (8, 32, 561
 
 @pytest.mark.parametrize(("groups", "size", "cost"), TABLE_2)
 def test_costs_of_table_2(groups, size, cost):
-    machine = device.machine("v100")
+    machine = device_costs.machine("v100")
     found = model.lstm_step(machine, 256, 20, GrnnTiling(32, 2, groups, size))
     assert found.total / machine.fma == pytest.approx(cost, abs=1.5)
     # section 8.3: "the reduction costs are too high for the bottom two (118 and 236) ... the first (409)"
@@ -73,7 +73,7 @@ TABLE_3 = [
 
 @pytest.mark.parametrize(("units", "batch", "single", "double"), TABLE_3)
 def test_the_gru_form_of_table_3_is_chosen(units, batch, single, double):
-    machine = device.machine("v100")
+    machine = device_costs.machine("v100")
     space = list(model.tilings(machine, units, batch, gates=3))
     found = [
         min(step(machine, units, batch, tiling).total for tiling in space)
@@ -83,7 +83,7 @@ def test_the_gru_form_of_table_3_is_chosen(units, batch, single, double):
 
 
 def test_tilings_fit_the_multiprocessors_and_their_registers():
-    machine = device.machine("v100")
+    machine = device_costs.machine("v100")
     space = list(model.tilings(machine, 256, 20))
     assert {GrnnTiling(32, 2, groups, size) for groups, size, _ in TABLE_2} <= set(space)
     for tiling in space:
@@ -93,16 +93,16 @@ def test_tilings_fit_the_multiprocessors_and_their_registers():
     assert list(model.tilings(machine, 768, 1))
 
 
-@pytest.mark.parametrize("name", device.profiles())
+@pytest.mark.parametrize("name", device_costs.profiles())
 def test_every_profile_has_a_machine(name):
-    machine = device.machine(name)
+    machine = device_costs.machine(name)
     assert from_json(machine.to_json()) == machine
     assert machine.fma > 0
     assert all(y > 0 for _, y in machine.load_bandwidth)
 
 
 def test_a_stale_description_says_so():
-    values = device.machine("unit").to_json()
+    values = device_costs.machine("unit").to_json()
     with pytest.raises(KernelError, match=r"fma.*measure the machine again"):
         from_json({name: value for name, value in values.items() if name != "fma"})
 
@@ -141,7 +141,7 @@ def test_spilled_registers_cost_more_than_weights_in_shared_memory():
     spec = RecurrentSpec(cells.gru(reset_after=False), 1024)
     crowded = Configuration(10, 64, 256, 128, 192, 0, "half", "grid", 2)
     times = [
-        ranking.predict(device.machine("h200"), spec, configuration, 20).nanoseconds(100)
+        ranking.predict(device_costs.machine("h200"), spec, configuration, 20).nanoseconds(100)
         for configuration in (crowded, replace(crowded, register_weights=168, shared_weights=160))
     ]
     assert times[0] > times[1]

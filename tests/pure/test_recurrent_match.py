@@ -302,8 +302,8 @@ def narrow(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) 
     [
         (unknown, "Less", "'new' is a Cholesky, which no op of a cell computes"),
         (printing, "Less", r"'print' \(PrintV2\) has side effects"),
-        (mixing, "Less", r"'rolled' \(Roll\) does not treat the rows of the batch alike"),
-        (narrow, "Less", r"multiplies 1 x 4 units with a matrix \[4, 3\]; expected multiples of 4 units"),
+        (mixing, "Less", r"'rolled' \(Roll\) is not known to treat the rows"),
+        (narrow, "Less", r"'new' \(MatMul\) makes a state of 1 columns"),
         (plain, "NotEqual", r"the loop goes on while 'less' \(NotEqual\)"),
     ],
 )

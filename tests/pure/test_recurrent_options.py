@@ -12,7 +12,7 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").is_dir():
 from benchmarks.records import ROOT, load
 from benchmarks.recurrent import options
 from custom_ops.recurrent.spec import Configuration
-from graph_passes.analysis.cost import device
+from graph_passes.analysis.cost import device_costs
 
 RESULTS = ROOT / "benchmarks" / "results" / "recurrent_h200.json"
 
@@ -21,7 +21,7 @@ def test_every_option_that_is_searched_wins_somewhere() -> None:
     results = load(RESULTS)
     assert results is not None
     kernels = [values for _, values in options.won(results)]
-    searched = options.searched(device.machine("h200"))
+    searched = options.searched(device_costs.machine("h200"))
     assert searched["exchange"] == {"single", "cluster", "grid"}
     for option, value_of in options.OPTIONS.items():
         never = searched[option] - {value_of(values) for values in kernels}

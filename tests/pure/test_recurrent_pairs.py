@@ -97,13 +97,3 @@ def test_a_state_has_to_have_a_gradient() -> None:
     with pytest.raises(Unreadable, match="no way") as raised:
         read_pair(graph([("K", FLOAT), ("W", FLOAT)]), "F", "B")
     assert raised.value.refusal.reason is Reason.GRADIENT_UNCLEAR
-
-
-@pytest.mark.parametrize(
-    ("op", "attrs"), [("StopGradient", {}), ("IdentityN", {"_gradient_op_type": "CustomGradient-1"})]
-)
-def test_a_gradient_of_its_own(op: str, attrs: dict[str, str]) -> None:
-    own = Node("own", op, [TensorId("a2")], attrs=attrs, outputs=1)
-    with pytest.raises(Unreadable, match="own") as raised:
-        read_pair(graph([("h", FLOAT), ("K", FLOAT), ("W", FLOAT)], (own,)), "F", "B")
-    assert raised.value.refusal.reason is Reason.OWN_GRADIENT

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from custom_ops.errors import CellError
-from custom_ops.expr.op import Array
+from custom_ops.expr.table_entry import Array
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.cell_builder import CellBuilder

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from graph_passes.graph.ir import Node, TensorId
-from graph_passes.refusals import MARKS, Reason, Refusal, fault, main, table
+from graph_passes.refusal_table import MARKS, main, table
+from graph_passes.refusals import Reason, Refusal, fault
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "refusals.md"
@@ -18,9 +19,9 @@ PAGE = ROOT / "docs" / "refusals.md"
 def test_a_refusal_is_a_value_that_prints_as_a_sentence() -> None:
     found = Reason.STEP_FETCHED(node="lstm/step_3")
     assert found == Refusal(Reason.STEP_FETCHED, (("node", "lstm/step_3"),))
-    assert str(found) == "'lstm/step_3', of one step, is fetched by name"
+    assert str(found) == "'lstm/step_3' of a single step is fetched by name"
     assert Reason.CELL_OP.of(Node("a", "Cholesky")) == Reason.CELL_OP(node="a", op="Cholesky")
-    assert str(Reason.UNROLLED_BECAUSE(because=found)).endswith("and 'lstm/step_3', of one step, is fetched by name")
+    assert str(Reason.UNROLLED_BECAUSE(because=found)).endswith("and 'lstm/step_3' of a single step is fetched by name")
     assert fault(KeyError("x")) == Reason.FAULT(error="KeyError: 'x'")
 
 

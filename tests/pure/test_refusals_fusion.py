@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graph_passes.analysis.device_support import CUDA, on_a_cpu, within
+from graph_passes.analysis.device_support import CUDA, on_a_cpu, within, without_forward
 from graph_passes.analysis.op_pattern import pattern_of, patterns_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import OpPattern
@@ -104,8 +104,13 @@ BY_OP = {
     Reason.BATCH_NORM_SIZE: Op(
         "FusedBatchNormV3", (Of((None, 4, 4, 3)), *[Of((3,))] * 4), [Of((None, 4, 4, 3)), *[Of((3,))] * 5]
     ),
+    Reason.BATCH_NORM_ACTIVATION: Op(
+        "_FusedBatchNormEx",
+        (Of((2, 4, 4, 4)), *[Of((4,))] * 4),
+        [Of((2, 4, 4, 4)), *[Of((4,))] * 5],
+        attrs={"activation_mode": "Elu"},
+    ),
     Reason.CONSTANTS: Op("Const", ()),
-    Reason.GATHER_BATCH: Op("GatherV2", (MATRIX, INDEX, whole(0)), attrs={"batch_dims": 1}),
     Reason.GATHER_AXIS: Op("GatherV2", (MATRIX, INDEX, INDEX)),
     Reason.GATHER_INDICES: Op("GatherNd", (MATRIX, Of((2, None), "int32"))),
     Reason.SLICE_BOUNDS: Op("StridedSlice", (Of(), *[Of((1,), "int32")] * 3)),
@@ -118,8 +123,9 @@ BY_OP = {
     Reason.REDUCED_AXES: Op("Sum", (MATRIX, Of((1,), "int32"))),
     Reason.REDUCED_AXIS: Op("ArgMax", (MATRIX, INDEX), (Of(dtype="int64"),)),
     Reason.FUSED_OPS: Op("_FusedMatMul", (MATRIX, MATRIX), (MATRIX,), attrs={"fused_ops": ("Tanh",)}),
-    Reason.SEGMENTS_UNKNOWN: Op("UnsortedSegmentSum", (OPEN, Of((None,), "int32"), INDEX)),
-    Reason.SEGMENTS: Op("UnsortedSegmentSum", (Of((1 << 13,)), Of((1 << 13,), "int32"), INDEX), (Of((1 << 12,)),)),
+    Reason.SEGMENTS_UNKNOWN: Op("UnsortedSegmentSum", (OPEN, Of((None,), "int32"), INDEX), (OPEN,)),
+    Reason.SEGMENTS: Op("UnsortedSegmentSum", (Of((1 << 13,)), Of((1 << 13,), "int32"), INDEX), (Of((1 << 25,)),)),
+    Reason.CUMULATED: Op("Cumsum", (Of((3, 129)), whole(1)), (Of((3, 129)),)),
     Reason.SEGMENTS_BOOL: Op("UnsortedSegmentSum", (Of(dtype="bool"), Of(dtype="int32"), INDEX), (Of(dtype="bool"),)),
     Reason.CLASSES: Op(
         "SparseSoftmaxCrossEntropyWithLogits", (Of((4, None)), Of((4,), "int64")), (Of(), Of((4, None)))
@@ -218,6 +224,16 @@ def test_reasons_that_depend_on_what_is_around_an_op() -> None:
     parts = chain(("a", "Exp", ("x",)), ("b", "Exp", ("a",)), ("c", "Tanh", ("x",)), ("d", "Tanh", ("c",)))
     plan, _ = plan_fusion(Given(parts, ()), Needs(**{**vars(NEEDS), "roots": ["b", "d"]}))
     assert {each.reason for each in plan.reasons.values()} <= {Reason.RUN_ALONE, Reason.ARGUMENT, Reason.NO_GAIN}
+
+
+def test_a_gradient_whose_batch_norm_stays_outside() -> None:
+    b = Builder()
+    for name in ("upstream", "x", "scale", "mean", "variance"):
+        b.add(name, "Placeholder", (), (2, 4, 4, 3) if name in ("upstream", "x") else (3,))
+    b.add("norm", "FusedBatchNormV3", ("x", "scale", "scale", "mean", "variance"), (2, 4, 4, 3))
+    b.add("out", "FusedBatchNormGradV3", ("upstream", "x", "scale", "mean", "norm"), (2, 4, 4, 3))
+    found = without_forward(b.graph(), patterns_of(b.graph()), ["norm"])
+    assert found["out"].reason == Reason.BATCH_NORM_APART(tensor=TensorId("norm"))
 
 
 def test_a_caller_that_may_run_one_of_two_roots() -> None:

@@ -18,7 +18,7 @@ from graph_passes.passes.recurrent.find.unrolled import Search
 from graph_passes.passes.recurrent.lower.cudnn import match_cudnn
 from graph_passes.passes.recurrent.match import Match, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair
-from graph_passes.passes.recurrent.train.plan import _Whole
+from graph_passes.passes.recurrent.train.plan_training import _Whole
 from graph_passes.passes.recurrent.train.trained import Backward, Wanted, _Loops, _require_single, read_as
 from graph_passes.refusals import Reason
 from tests.pure.test_recurrent_match import INPUTS, UNITS, Builder

@@ -11,10 +11,10 @@ from custom_ops.errors import ProgramError
 from graph_passes.analysis.op_pattern import NodePattern
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import OpPattern
-from graph_passes.lower import kernel, writer
-from graph_passes.lower.kernel import lower_kernel
+from graph_passes.lower import lower_nodes, program_writer
+from graph_passes.lower.lower_nodes import lower_kernel
+from graph_passes.lower.program_writer import LoweringError
 from graph_passes.lower.shapes import Shapes
-from graph_passes.lower.writer import LoweringError
 from graph_passes.passes.fuse import lower_region as lower_region_module
 from graph_passes.passes.fuse.lower_region import lower_region
 from graph_passes.passes.fuse.partition import regions
@@ -48,7 +48,7 @@ def test_ops_that_are_no_program_together() -> None:
 
 
 def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "MOST_NODES", 2)
+    monkeypatch.setattr(program_writer, "MOST_NODES", 2)
     graph = chain(("a", "Exp", ("x",)), ("b", "Tanh", ("a",)), ("out", "Exp", ("b",)))
     assert lowered(graph, "a", "b", "out") == Reason.NODES(count=2)
 
@@ -60,7 +60,7 @@ def test_a_position_that_a_dtype_does_not_hold() -> None:
         ("y", "ArgMax", ("x", "axis"), (), {"dtype": "int64"}),
         ("axis", "Const", (), (), {"dtype": "int32", "value": 0}),
     )
-    found = writer.Writer(graph, None, lambda *_: None)  # type: ignore[arg-type, return-value]
+    found = program_writer.Writer(graph, None, lambda *_: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(LoweringError) as raised:
         found.number("int32", 1 << 40)
     assert raised.value.refusal == Reason.NUMBERS(low=1 << 40, high=1 << 40, dtype="int32")
@@ -145,6 +145,26 @@ def test_dear_values_that_each_segment_would_compute_again() -> None:
     assert lowered(graph, "e", "y") == Reason.SEGMENTS_AGAIN(tensor=TensorId("e"))
 
 
+def test_dear_values_that_each_number_of_a_cumulative_sum_would_compute_again() -> None:
+    graph = tensors(
+        ("x", "Placeholder", (), (8,), {}),
+        ("axis", "Const", (), (), {"dtype": "int32", "value": 0}),
+        ("e", "Exp", ("x",), (8,), {}),
+        ("y", "Cumsum", ("e", "axis"), (8,), {}),
+    )
+    assert lowered(graph, "e", "y") == Reason.CUMULATED_AGAIN(tensor=TensorId("e"))
+
+
+def test_a_seed_that_the_same_kernel_would_compute() -> None:
+    graph = tensors(
+        ("state", "Placeholder", (), (2,), {"dtype": "int64"}),
+        ("shape", "Const", (), (1,), {"dtype": "int32", "value": [8]}),
+        ("seed", "Neg", ("state",), (2,), {"dtype": "int64"}),
+        ("y", "StatelessRandomUniform", ("shape", "seed"), (8,), {}),
+    )
+    assert lowered(graph, "seed", "y") == Reason.RANDOM_SEED(tensor=TensorId("seed"))
+
+
 def test_a_called_op_that_takes_a_variable_which_its_region_assigns() -> None:
     """As `find_regions` asks it of the members of each region."""
     nodes = [
@@ -165,6 +185,6 @@ def test_a_program_that_the_language_refuses(monkeypatch: pytest.MonkeyPatch) ->
     def refuses(*_: Any) -> Any:
         raise ProgramError("too many axes")
 
-    monkeypatch.setattr(kernel, "finished", refuses)
+    monkeypatch.setattr(lower_nodes, "finished", refuses)
     graph = chain(("out", "Exp", ("x",)))
     assert lowered(graph, "out").reason is Reason.PROGRAM

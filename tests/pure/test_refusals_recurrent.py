@@ -10,7 +10,7 @@ import pytest
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.recurrent.plan import plan_inference
 from graph_passes.refusals import Reason
-from tests.pure.test_recurrent_match import INPUTS, UNITS, Builder, loop_graph, plain, read
+from tests.pure.test_recurrent_match import UNITS, Builder, loop_graph, plain, read
 
 Given = dict[str, TensorId]
 Step = Callable[[Builder, TensorId, TensorId, Given], tuple[TensorId, TensorId]]
@@ -85,27 +85,30 @@ def squared(name: str) -> Any:
 
 SQUARE = squared("begin"), squared("end"), number("step", [1])
 
+
+def beside(case: Step) -> Step:
+    """The step `case` beside an op that no form of a cell has."""
+
+    def step(b: Builder, x: TensorId, h: TensorId, g: Given) -> TensorId:
+        other = b.op("other", "Cholesky", h, shapes=((None, UNITS),))
+        return b.op("both", "AddV2", case(b, x, h, g)[0], other, shapes=((None, UNITS),))
+
+    return same(step)
+
+
 STEPS: dict[Reason, Step] = {
-    Reason.CELL_SHAPE: new(
-        "AddV2",
-        made("odd", "Tanh", state, shape=(None, 6)),
-        made("b6", "Tanh", state, shape=(None, 6)),
-        shape=(None, 6),
-    ),
+    Reason.CELL_SHAPE: new("AddV2", state, made("cube", "Tanh", state, shape=(None, 2, 2))),
     Reason.CELL_COLUMNS: new(
         "Mul", made("two", "Tanh", JOINED, shape=(None, 2 * UNITS)), state, shape=(None, 3 * UNITS)
     ),
     Reason.CELL_MIXED: new("Mul", state, made("units", "Tanh", SUM, shape=(None,))),
     Reason.CELL_PRODUCT: new("MatMul", state, state),
     Reason.CELL_MATRIX: new("MatMul", state, WX),
-    Reason.CELL_PRODUCT_SIZE: new("MatMul", state, weight("W"), transpose_b=True, shape=(None, INPUTS)),
-    Reason.CELL_PART: new("Slice", state, number("begin", [0, 1]), number("size", [-1, 2]), shape=(None, 2)),
+    Reason.CELL_PRODUCT_SIZE: new("MatMul", state, weight("W"), transpose_b=True),
+    Reason.CELL_PART: new("Slice", state, number("begin", [0, 1]), number("size", [-1, 9]), shape=(None, 9)),
     Reason.CELL_JOIN: new("ConcatV2", state, state, number("axis", 0)),
     Reason.CELL_JOIN_WIDTH: new("ConcatV2", made("wide", "Tanh", state, shape=(None, None)), state, number("axis", 1)),
     Reason.CELL_SUM_AXIS: new("Mean", state, number("axes", [0]), shape=(UNITS,)),
-    Reason.CELL_SUM_ROWS: new(
-        "Sum", made("column", "Sum", state, number("axes", [1]), shape=(None, 1)), number("again", [1])
-    ),
     Reason.CELL_CAST: new("Cast", made("less", "Cast", state, dtype="int32"), dtype="float32"),
     Reason.CELL_RESHAPE: new("Reshape", state, number("shape", [-1, 2, 2]), shape=(None, 2, 2)),
     Reason.CELL_OP: new("Cholesky", state),
@@ -156,6 +159,11 @@ STEPS: dict[Reason, Step] = {
 }
 
 
+# What a cell with an op for each number could express.
+SMALL = {Reason.CELL_SHAPE, Reason.CELL_COLUMNS, Reason.CELL_RESHAPE, Reason.MATRIX_DTYPE, Reason.WIDTH}
+SMALL |= {Reason.INVARIANT_SHAPE, Reason.CELL_CAST}
+
+
 def why(graph: Graph) -> set[Reason]:
     plan = plan_inference(graph)
     return {loop.reason.reason for loop in plan.unmatched}
@@ -163,7 +171,7 @@ def why(graph: Graph) -> set[Reason]:
 
 @pytest.mark.parametrize("reason", STEPS, ids=lambda reason: reason.name)
 def test_steps_that_no_cell_expresses(reason: Reason) -> None:
-    assert why(read(loop_graph(STEPS[reason]))) == {reason}
+    assert why(read(loop_graph(beside(STEPS[reason]) if reason in SMALL else STEPS[reason]))) == {reason}
 
 
 def node_of(builder: Builder, name: str) -> Node:
@@ -206,7 +214,7 @@ def test_states_that_no_cell_has() -> None:
 
     assert why(read(loop_graph(still))) == {Reason.NO_STATE}
     assert why(read(with_state((None, UNITS), "int32"))) == {Reason.STATE_DTYPE}
-    assert why(read(with_state((None, 2, UNITS)))) == {Reason.STATE_SHAPE}
+    assert why(read(with_state((None, 64, UNITS)))) == {Reason.STATE_SHAPE}
     assert why(read(with_state((None, 0)))) == {Reason.STATE_UNITS}
 
 
@@ -247,17 +255,23 @@ def per_row(b: Builder, x: TensorId, h: TensorId, g: Given) -> tuple[TensorId, T
 
 def spread_rows(b: Builder, x: TensorId, h: TensorId, g: Given) -> tuple[TensorId, TensorId]:
     row, new = per_row(b, x, h, g)
-    return b.op("spread", "Tile", row, b.constant("times", [1, 3]), shapes=((None, 3),)), new
+    return b.op("spread", "Tile", row, b.constant("times", [1, UNITS]), shapes=((None, UNITS),)), new
+
+
+def squared(b: Builder, x: TensorId, h: TensorId, g: Given) -> tuple[TensorId, TensorId]:
+    b.op("squared", "Mul", TensorId("time"), TensorId("time"), shapes=((),), dtype="int32")
+    return plain(b, x, h, g)
 
 
 def test_lists_that_are_no_sequence_of_outputs_or_items() -> None:
     assert why(read(changed("loop/empty", called("EmptyTensorList")))) == {Reason.LIST_SIZE}
-    assert why(read(changed("item", at(1, TensorId("next"))))) == {Reason.LIST_READ_INDEX}
+    assert why(read(changed("item", at(1, TensorId("next"))))) == {Reason.OTHER_ITEMS}
+    assert why(read(changed("item", at(1, TensorId("squared")), squared))) == {Reason.LIST_READ_INDEX}
     assert why(read(changed("loop/items", called("TensorListReserve")))) == {Reason.LIST_SOURCE}
     assert why(read(changed("write", at(1, TensorId("one"))))) == {Reason.LIST_INDEX}
     assert why(read(changed("write", at(0, TensorId("items"))))) == {Reason.LIST_CHANGED}
-    assert why(read(written_first(per_row))) == {Reason.OUTPUT_OF_ROWS}
-    assert why(read(written_first(spread_rows))) == {Reason.OUTPUT_SHAPE}
+    assert why(read(written_first(per_row))) == set()
+    assert why(read(written_first(spread_rows))) == set()
 
 
 def test_a_single_output_of_an_array_that_is_read_by_itself() -> None:
@@ -265,17 +279,3 @@ def test_a_single_output_of_an_array_that_is_read_by_itself() -> None:
     reserve = node_of(builder, "loop/empty")
     reserve.op, reserve.inputs = "TensorArrayV3", reserve.inputs[::-1]
     assert why(read(builder)) == {Reason.SINGLE_OUTPUT}
-
-
-def test_parts_that_a_reversed_loop_takes_forwards() -> None:
-    def sliced(b: Builder, x: TensorId, h: TensorId, g: Given) -> tuple[TensorId, TensorId]:
-        ends = [
-            b.op(name, "Pack", TensorId("time"), shapes=((1,),), dtype="int32", axis=0) for name in ("begin", "end")
-        ]
-        part = b.op(
-            "part", "StridedSlice", g["R"], *ends, b.constant("by", [1]), shapes=((UNITS,),), shrink_axis_mask=1
-        )
-        new = b.op("scaled", "Mul", plain(b, x, h, g)[1], part)
-        return new, new
-
-    assert why(read(loop_graph(sliced, reverse=True))) == {Reason.ITEMS_BOTH_WAYS}

@@ -2,14 +2,14 @@
 
 import pytest
 
-from graph_passes.analysis.memory.region import (
+from graph_passes.analysis.memory.roles import has_gradient
+from graph_passes.analysis.memory.session_step import (
     find_fetches,
     reads_before_updates,
     step_region,
     waits_in_place,
     with_waits,
 )
-from graph_passes.analysis.memory.roles import has_gradient
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, Node, TensorId
 

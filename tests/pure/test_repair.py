@@ -9,7 +9,7 @@ from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import plan_offload
+from graph_passes.passes.offload.plan import How, plan_offload
 from graph_passes.passes.offload.thin import thinned
 from graph_passes.refusals import Reason
 from tests.tiers import examples
@@ -47,7 +47,7 @@ def test_a_plan_keeps_its_budget_and_is_no_worse_thinned(timeline, share, parts,
     room = Room(tuple((sum(sizes[:i]) + i * GAP, size) for i, size in enumerate(sizes)), limit=budget)
     options = OffloadOptions(policy="hybrid" if again else "autovm", reuse_distance=1)
     try:
-        plan = plan_offload(timeline, Link(1e10, 1e10), budget, options, timed=True, room=room)
+        plan = plan_offload(timeline, Link(1e10, 1e10), budget, options, How(timed=True, room=room))
     except InfeasibleBudgetError:
         return
     assert usage_under(timeline, plan.moves, plan.paddings).max() == plan.after.peak <= budget
@@ -65,7 +65,7 @@ def test_a_step_whose_bytes_fit_in_pieces_that_do_not_and_that_nothing_can_leave
     steps = tuple(ScheduledOp(f"s{i}") for i in range(3))
     timeline = Timeline(steps, (Buffer(TensorId("x"), 3 * MIB, 0, (1, 2), pinned_by=Reason.RETURNED()),), turn=1)
     room = Room(((0, 2 * MIB), (4 * MIB, 2 * MIB)), limit=4 * MIB)
-    plan = plan_offload(timeline, Link(1e10, 1e10), 4 * MIB, OffloadOptions(), room=room)
+    plan = plan_offload(timeline, Link(1e10, 1e10), 4 * MIB, OffloadOptions(), How(room=room))
     assert (plan.moves, plan.paddings) == ((), ())
     assert plan.failure(timeline, room).short == MIB
 
@@ -77,7 +77,7 @@ def test_a_tensor_too_small_to_be_replayed_may_move():
     timeline = Timeline(steps, (small, large), turn=1)
     options = OffloadOptions(policy="autovm", reuse_distance=1)
     room = Room(((0, 2 * MIB),), limit=MIB)
-    plan = plan_offload(timeline, Link(1e10, 1e10), MIB, options, room=room)
+    plan = plan_offload(timeline, Link(1e10, 1e10), MIB, options, How(room=room))
     assert [move.buffer for move in plan.moves] == [0]
     assert plan.failure(timeline, room) is None
 
@@ -96,6 +96,6 @@ def test_one_repair_after_the_other_moves_what_is_in_the_way_where_room_is_short
     timeline = Timeline(steps, (*waiting, *short), turn=3)
     options = OffloadOptions(policy="autovm", reuse_distance=1)
     room = Room(((0, 4 * MIB), (5 * MIB, MIB)), limit=6 * MIB)
-    plan = plan_offload(timeline, Link(1e10, 1e10), 6 * MIB, options, room=room, padded=False)
+    plan = plan_offload(timeline, Link(1e10, 1e10), 6 * MIB, options, How(room=room, padded=False))
     assert sorted(timeline.buffers[move.buffer].tensor.node for move in plan.moves) == ["early", "late"]
     assert plan.failure(timeline, room) is None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from graph_passes.analysis.memory.replicas import shared_by
+from graph_passes.analysis.memory.replica_step import shared_by
 from graph_passes.graph import ops
 
 

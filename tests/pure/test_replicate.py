@@ -17,7 +17,7 @@ from custom_ops.recurrent.codegen.source import generate
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.search import ranking
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from graph_passes.analysis.cost import device
+from graph_passes.analysis.cost import device_costs
 from tests import addons_cells
 from tests.recurrent_cells import chained, random_cells
 from tests.tiers import examples
@@ -170,7 +170,7 @@ def test_the_fallback_replicates_nothing() -> None:
 
 
 def test_the_model_prices_one_exchange_and_what_it_sends_more() -> None:
-    machine, spec = device.machine("h200"), RecurrentSpec(GRU, 128)
+    machine, spec = device_costs.machine("h200"), RecurrentSpec(GRU, 128)
     double = Configuration(ctas=8, lanes=8, exchange="cluster")
     twice, once = (
         ranking.predict(machine, spec, replace(double, replicated=flag), batch=1).step for flag in (False, True)
@@ -183,7 +183,7 @@ def test_the_model_prices_one_exchange_and_what_it_sends_more() -> None:
     assert once.load - twice.load / 2 == pytest.approx(4 * 128 * 8 / machine.cluster_bandwidth)
 
 
-WITHOUT_CLUSTERS = replace(device.machine("h200"), arch=80, clusters=((1, 132),))  # as the paper's device
+WITHOUT_CLUSTERS = replace(device_costs.machine("h200"), arch=80, clusters=((1, 132),))  # as the paper's device
 
 
 @pytest.mark.parametrize("units", [33, 160, 1000])
@@ -191,7 +191,7 @@ def test_replicas_are_ranked_where_they_fit_and_there_are_no_clusters(units: int
     spec = RecurrentSpec(GRU, units)
     forms = {prediction.configuration.replicated for prediction in ranking.rank(WITHOUT_CLUSTERS, spec, 1)}
     assert forms == ({False, True} if units < 1000 else {False})  # 4 MB of weights of r are too many
-    clustered = ranking.rank(device.machine("h200"), spec, 1)
+    clustered = ranking.rank(device_costs.machine("h200"), spec, 1)
     assert not any(prediction.configuration.replicated for prediction in clustered)
 
 

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from graph_passes.decision import Decision, Missed, Xla
-from graph_passes.report import MOVED, UNCHANGED_FITS, Report, TransferRecord, duration, size
+from graph_passes.device_report import duration, size
+from graph_passes.report import MOVED, UNCHANGED_FITS, Report, TransferRecord
 from tfmem.plot import PlotError, plot_report
 
 MIB = 1 << 20
@@ -147,8 +148,9 @@ def test_a_models_other_functions_come_behind(moved, tmp_path):
     evaluation = Report("test_step", "CPU", "autovm", "replaced", 0, 0, replaced=("lstm",), function="test")
     whole = dataclasses.replace(moved, function="train", others=(evaluation,))
     text = str(whole)
-    assert text.startswith("tfmem report: train: train on")
-    assert text.index("act1:0") < text.index("\n\ntfmem report: test: test_step on CPU\n") < text.index("lstm")
+    assert text.startswith("`train`: fits 10.0 MiB")
+    other = "\n\n`test_step`: no memory budget; 1 recurrent layer replaced\n"
+    assert text.index("act1:0") < text.index(other) < text.rindex("lstm")
     assert Report.from_json(whole.to_json()) == whole
     with pytest.raises(ValueError, match="colour"):
         Report.from_json(whole.to_json().replace('"replaced": [', '"colour": 1, "replaced": ['))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.fragmentation import Room
 from graph_passes.analysis.memory.simulate import Link
@@ -83,7 +83,7 @@ def run(graph: Graph) -> tuple[dict[str, object], int]:
                 del held[owner[tensor]]
 
     for name in topological_by_name(graph):
-        node, output = graph[name], TensorId(name)
+        node, output, taken = graph[name], TensorId(name), 0
         inputs = [values[tensor] for tensor in node.inputs]
         if node.op == "MemOpOffload":
             values[output] = ("handle", inputs[0], node.inputs[0])
@@ -100,6 +100,8 @@ def run(graph: Graph) -> tuple[dict[str, object], int]:
         elif node.op == "MemOpFill":
             graph.specs[output] = TensorSpec("uint8", 1, (int(node.attrs["bytes"]),))
             values[output], owner[output], held[output] = "padding", output, 1
+        elif node.op == "MemOpPreaccess":  # it frees what it allocates
+            taken = int(node.attrs["bytes"])
         elif name.endswith("/Emptied"):
             values[output] = "nothing"
         elif node.op != "MemOpRelease":
@@ -108,7 +110,7 @@ def run(graph: Graph) -> tuple[dict[str, object], int]:
             values[output] = (node.op, original, tuple(inputs))
             graph.specs[output] = graph.specs[TensorId(original)]
             owner[output], held[output] = output, 1
-        peak = max(peak, sum(size(buffer) for buffer in held))
+        peak = max(peak, taken + sum(size(buffer) for buffer in held))
         for tensor in node.inputs:
             readers[tensor] -= 1
             if not readers[tensor]:
@@ -175,6 +177,27 @@ def test_random_nets_keep_their_values_and_meet_the_planned_peak(net, share, pre
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_random_nets_with_early_copies(net, share):
     planned(net, share, copy_start="produced")
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(net=nets(), share=st.floats(0.3, 0.99))
+def test_random_nets_in_managed_memory(net, share):
+    planned(net, share, mechanism="managed")
+
+
+def test_the_pages_of_each_output_are_there_before_it_is_written():
+    graph = training_graph([Layer((), 1)] + [Layer((index,), index % 3 + 1) for index in range(5)])
+    step = pipeline.Step.read(graph)
+    timeline = step.timeline(Roofline(UNIT))
+    for mechanism in ("managed", "copy"):
+        options = OffloadOptions(reuse_distance=1, mechanism=mechanism)
+        plan = pipeline.plan_step(step, timeline, UNIT_LINK, int(timeline.peak * 0.85), options)
+        edited = pipeline.edit_step(step, timeline, plan, options)
+        assert plan.moves
+        for node in graph:
+            before = [edited[name] for name in edited[node.name].control if edited[name].op == "MemOpPreaccess"]
+            sizes = [each.attrs["bytes"] for each in before]
+            assert sizes == ([graph.specs[TensorId(node.name)].nbytes] if mechanism == "managed" else [])
 
 
 @settings(max_examples=examples(200), deadline=None)

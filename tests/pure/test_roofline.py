@@ -2,7 +2,7 @@
 
 import pytest
 
-from graph_passes.analysis.cost.device import load
+from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 

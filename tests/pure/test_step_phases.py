@@ -70,9 +70,8 @@ def test_some_lives() -> None:
     assert after(Phase.GIVEN, Event.DEFERRED, Event.FAULT, Event.THREAD, Event.FAULT) is Phase.FAILED
 
 
-def test_what_holds_probes_what_waits_and_what_is_final_are_told_apart() -> None:
-    kinds = [[phase for phase in Phase if getattr(phase, kind)] for kind in ("is_probed", "is_beside", "is_final")]
-    assert len(set().union(*kinds)) == sum(map(len, kinds))
+def test_no_final_phase_lets_calls_run_beside_it() -> None:
+    assert not [phase for phase in Phase if phase.is_beside and phase.is_final]
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documentation is not installed; run from a checkout")

@@ -2,22 +2,19 @@
 
 import json
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import Event, Semaphore
-from time import sleep
-from unittest.mock import patch
+from threading import Event
 
 import pytest
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import CHECKSUM, Cache, digest
 from custom_ops.jit.image import KernelImage
-from custom_ops.recurrent.program import ANY_BATCH, Program
+from custom_ops.recurrent.gpu_program import ANY_BATCH, Program
 from custom_ops.recurrent.search.tune import Bench, tune
 from custom_ops.recurrent.spec import Configuration
-from custom_ops.timing import tune as generic
-from custom_ops.timing.tune import Measured
+from custom_ops.timing import tuner as generic
+from custom_ops.timing.tuner import Measured
 
 PLAIN = Configuration()
 # told apart by their threads
@@ -116,31 +113,6 @@ def test_while_no_kernel_runs_the_next_ones_are_timed(cache):
     assert (found.chosen[0].configuration, count) == (sizes[7], 8)
     with pytest.raises(KernelError, match="none of 8 kernels runs with a batch of 9: too many CTAs"):
         tried(9)
-
-
-def test_what_is_compiled_meanwhile_is_measured_in_one_turn(cache):
-    """A bench that comes to its turn when all three are compiled."""
-    compiled, turns = Semaphore(0), []
-
-    class Busy(FakeBench):
-        def compile(self, configurations):
-            super().compile(configurations)
-            compiled.release()
-
-        @contextmanager
-        def turn(self):
-            for _ in range(3 if not turns else 0):
-                assert compiled.acquire(timeout=60)
-            sleep(0.1)  # until the last one's future is done
-            turns.append(self.measured.total())
-            yield
-
-    bench = Busy({(SMALL, 1): 3, (MIDDLE, 1): 1, (LARGE, 1): 2})
-    with patch.object(generic, "usable_cores", lambda: 3):
-        tuned = tune(bench, ranked(SMALL, MIDDLE, LARGE), cache, (1,), top=None, progress=False)
-    assert tuned.chosen[0].configuration == MIDDLE
-    assert turns[0] == 0
-    assert len(turns) < 3
 
 
 def test_trials_keep_the_order_of_their_ranks(cache):

@@ -1,6 +1,7 @@
 """What a CPU's allocator does not count, and what it counts beyond the tensors: chunks that they do not fill."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from graph_passes.analysis.memory.timeline import COUNTED, Buffer, ScheduledOp, 
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import plan_offload, tighter
+from graph_passes.passes.offload.plan import How, plan_offload, tighter
 from graph_passes.passes.offload.selection import CHUNKS
 from graph_passes.report import Report
 
@@ -124,8 +125,9 @@ def test_the_tightest_plan_comes_last():
     buffers = (Buffer(TensorId("a"), 10, 0, (7,)), Buffer(TensorId("b"), 10, 3, (4,)))
     step = Timeline(steps, buffers, 3)
 
-    def plan(budget: int):
-        return plan_offload(step, Link(1.0, 1.0), budget, OffloadOptions(reuse_distance=1, policy="autovm"), timed=True)
+    def plan(budget: int, **how: Any):
+        options = OffloadOptions(reuse_distance=1, policy="autovm")
+        return plan_offload(step, Link(1.0, 1.0), budget, options, How(timed=True, **how))
 
     loose = plan(20)
     tight = tighter(plan, loose, 5)  # nothing takes 15: the tightest takes 10

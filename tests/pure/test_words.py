@@ -22,7 +22,13 @@ QUOTED = re.compile(r"^<!-- fusion: begin -->$.*?^<!-- fusion: end -->$", re.MUL
 
 def files() -> list[Path]:
     """All product code, its build, and all documentation."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "setup.py", ROOT / "Makefile", ROOT / "pyproject.toml"]
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        ROOT / "setup.py",
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+    ]
     found += [file for folder in CODE for file in (ROOT / folder).rglob("*") if file.suffix in TEXTS]
     return sorted(file for file in found if file.is_file())
 

@@ -151,9 +151,12 @@ def _optimise(case: Case, arguments: dict[str, Any], stage: Callable[[str], None
         return {"outcome": "fault", "error": _short(error), "trace": traceback.format_exc()[-4000:], **options}
     ours = sorted({node.op for node in result.node if node.op.startswith(("MemOp", "Tfmem"))})
     theirs = {node.op for node in case.graph_def.node}
+    if result == before:
+        return {"outcome": "unchanged"}
     if not set(ours) - theirs:
-        return {"outcome": "unchanged" if result == before else "edited"}
-    changed = "replaced" if any(op.startswith("Tfmem") for op in ours) else "moved"
+        changed = "edited"  # chains are computed again, or ops wait for others
+    else:
+        changed = "replaced" if any(op.startswith("Tfmem") for op in ours) else "moved"
     stage("run")
     verdict = _compare(before, result)
     return verdict | options if verdict["outcome"] in FAULTS else {"outcome": f"{changed}, {verdict['outcome']}"}

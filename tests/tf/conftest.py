@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -61,7 +62,13 @@ def make_net() -> Net:
 
 @pytest.fixture(scope="module", autouse=True)
 def fixture_collected() -> None:
-    """What earlier files left in cycles is freed: it would count towards the budgets of this one."""
+    """No thread of an earlier file's steps still runs, and what these left in cycles is freed.
+
+    Memory that they take or give back would count towards the budgets and statistics of this file.
+    """
+    for thread in threading.enumerate():
+        if thread.name.startswith("tfmem "):
+            thread.join(timeout=60)
     gc.collect()
 
 

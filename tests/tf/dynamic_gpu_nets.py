@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from custom_ops.dynamic.codegen.plan import Chip
-from custom_ops.dynamic.codegen.program import DynamicProgram, build
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build
+from custom_ops.dynamic.codegen.on_chip import Chip
 from custom_ops.dynamic.op import forward_backward
 from custom_ops.load import load
 from tests.tf.dynamic_nets import TreeLSTM, nodes

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 import pytest
 
 from custom_ops.dynamic.choice import Choice
-from custom_ops.dynamic.codegen.plan import Chip
-from custom_ops.dynamic.codegen.program import DynamicProgram, build
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build
+from custom_ops.dynamic.codegen.on_chip import Chip
 from custom_ops.dynamic.spec import Spec
 from tests.tf.fake_gpu import ARCH, FakeGpu, fixture_gpu, fixture_no_kernel_fails  # noqa: F401
 from tfmem.dynamic import handle
@@ -40,4 +40,4 @@ class FakePrograms:
 @pytest.fixture(autouse=True)
 def fixture_on_fake_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, DynamicProgram] = {}
-    monkeypatch.setattr(handle, "Programs", lambda options: FakePrograms(gpu, made))
+    monkeypatch.setattr(handle, "Programs", lambda options, dtype: FakePrograms(gpu, made))

@@ -12,16 +12,19 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.dynamic.choice import FIRST_STEPS, ROUNDS, TIMED_STEPS, Choice
-from custom_ops.dynamic.codegen.plan import Chip
-from custom_ops.dynamic.codegen.program import DynamicProgram, build
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build
+from custom_ops.dynamic.codegen.on_chip import Chip
 from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.errors import TfmemWarning
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.load import load
 from tests.tf.dynamic_gpu_nets import CHIP, as_arrays, assert_like, check_net, program_of
 from tests.tf.dynamic_gpu_plugin import FakePrograms
+from tests.tf.dynamic_inputs_net import Net, expected, given
+from tests.tf.dynamic_inputs_net import batch as batch_of_inputs
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
 from tests.tf.fake_gpu import ARCH, FakeGpu, fixture_gpu, fixture_no_kernel_fails  # noqa: F401
+from tests.tf.user_nets import NETS
 from tfmem import dynamic
 from tfmem.dynamic import handle as handles
 
@@ -50,6 +53,40 @@ def test_every_home_of_weights(gpu: FakeGpu, chip: Chip, options: dict[str, int]
     assert homes == expected.get(request.node.callspec.id, {"registers"})
 
 
+def test_inputs_of_a_batch(gpu: FakeGpu) -> None:
+    """Features, targets and any number of children; rows that there are not are refused."""
+    net = Net()
+    handle = net.specialize()
+    features, targets = given()
+    program, nodes_of = program_of(gpu, handle), batch_of_inputs(handle, whole=True)
+    parameters = [*net.weights, features, targets]
+    losses, _, gradients = forward_backward(load().ops, handle.spec, parameters, nodes_of, 0, None, program)
+    wanted, of_parameters = expected(net, features, targets, parameters)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    for found, gradient in zip(gradients, of_parameters, strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(found), tf.convert_to_tensor(gradient), rtol=1e-3, atol=1e-3)
+    parameters[-1] = targets[:5]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row 5 of input 4, which has 5 rows in this batch"):
+        forward_backward(load().ops, handle.spec, parameters, nodes_of, 0, None, program)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda dtype: dtype.name)
+def test_a_parameter_of_rank_three(gpu: FakeGpu, dtype: tf.DType) -> None:
+    """The kernel sees it as a matrix; numbers of bfloat16 are float32 within."""
+    net = NETS["neural_tensor_net"](dtype)
+    handle = net.specialize()
+    program, batch = program_of(gpu, handle), net.batch(handle)
+    losses, _, gradients = forward_backward(load().ops, handle.spec, handle.parameters, batch, 0, None, program)
+    wanted, expected = net.eager()
+    tolerance = 1e-4 if dtype == tf.float32 else 0.05
+    np.testing.assert_allclose(tf.cast(losses, tf.float32), tf.cast(wanted, tf.float32), rtol=tolerance)
+    for found, gradient in zip(gradients, expected, strict=True):
+        assert found.dtype == dtype
+        assert_like(
+            *([tf.cast(tf.convert_to_tensor(each), tf.float32).numpy()] for each in (found, gradient)), tolerance
+        )
+
+
 def test_every_elementwise_op(gpu: FakeGpu) -> None:
     """One kind of node for each op, in one kernel."""
     rows = np.random.default_rng(0).uniform(0.3, 0.9, [4, 3 * WIDTH]).astype(np.float32)
@@ -76,7 +113,7 @@ def test_every_elementwise_op(gpu: FakeGpu) -> None:
     np.testing.assert_allclose(losses, np.concatenate(expected), rtol=1e-5)
     with tf.device("/CPU:0"):
         total = np.zeros_like(rows, np.float64)
-        for name in FLOAT_OPS:
+        for name in FLOAT_OPS.keys() - {"stop_gradient"}:
             step, arity = 1e-6, FLOAT_OPS[name].arity
             for column in range(arity * WIDTH):
                 moved = np.eye(3 * WIDTH)[column] * step
@@ -115,7 +152,7 @@ def test_updates_are_the_formulas(gpu: FakeGpu, rule: str) -> None:
 
 
 def test_a_step_that_failed_does_not_count(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "Programs", lambda options: FakePrograms(gpu, {}))
+    monkeypatch.setattr(handles, "Programs", lambda options, dtype: FakePrograms(gpu, {}))
     values = []
     for fails in (False, True):
         net = TreeLSTM(hidden=4, width=3)
@@ -143,7 +180,9 @@ def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monke
         programs = [build(spec, ARCH, CHIP, rows, compile_source=gpu.compile_source) for rows in (1, 2, 4)]
         choices.append(Choice(programs))
         monkeypatch.setattr(
-            handles, "Programs", lambda options, given=choices[-1] if several else None: FakePrograms(gpu, {}, given)
+            handles,
+            "Programs",
+            lambda options, dtype, given=choices[-1] if several else None: FakePrograms(gpu, {}, given),
         )
         handle = net.specialize(optimizer=dynamic.Adam())
         batch = handle.batch([nodes(handle, tree) for tree in random_trees(2, most=3)])
@@ -156,7 +195,7 @@ def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monke
 
 
 def test_recorded_graphs_say_that_a_kernel_is_compiled_anew(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "Programs", lambda options: FakePrograms(gpu, {}))
+    monkeypatch.setattr(handles, "Programs", lambda options, dtype: FakePrograms(gpu, {}))
     table = tf.Variable(tf.ones([4, 3]))
     handle = dynamic.specialize([table])
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from benchmarks.dynamic import distances, ours, phases
 from benchmarks.dynamic.processes import numbered
 from benchmarks.dynamic.timing import words_of
-from custom_ops.dynamic.codegen.plan import Chip
-from custom_ops.dynamic.codegen.program import DynamicProgram
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram
+from custom_ops.dynamic.codegen.on_chip import Chip
 from custom_ops.dynamic.op import forward, forward_backward
 from custom_ops.load import load
 from examples import trees as example_trees
@@ -82,7 +82,7 @@ def example(count: int, hidden: int = 12, width: int = 8) -> tuple[ExampleNet, l
 
 def test_gradients_are_compared_before_the_net_learns(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a net that has learnt are small differences of large numbers."""
-    monkeypatch.setattr(handles, "Programs", lambda options: FakePrograms(gpu, {}))
+    monkeypatch.setattr(handles, "Programs", lambda options, dtype: FakePrograms(gpu, {}))
     net, given = example(4)
     other = as_tiles(program_of(gpu, net.handle), True)
     roots = [net.node(tree, {word: word for word in words_of(tree)}) for tree in given]
@@ -114,7 +114,7 @@ def test_kernels_are_as_near_to_float64_as_float32_is(gpu: FakeGpu, monkeypatch:
 
     It learns in float64: what it has learnt, and so how well conditioned it is, does not hang on a kernel's last bits.
     """
-    monkeypatch.setattr(handles, "Programs", lambda options: FakePrograms(gpu, {}))
+    monkeypatch.setattr(handles, "Programs", lambda options, dtype: FakePrograms(gpu, {}))
     monkeypatch.setattr(distances, "learn", learn_by_definition)
     net, given = example(24)
     program = program_of(gpu, net.handle)

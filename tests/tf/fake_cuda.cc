@@ -163,6 +163,10 @@ bool FakeIdle(void* stream) {
   return Stream(stream)->tasks.empty();
 }
 
+FakeUnified& fake_unified() {
+  static FakeUnified unified;
+  return unified;
+}
 FakeFailures& fake_failures() {
   static FakeFailures instance;
   return instance;
@@ -293,9 +297,13 @@ int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t 
   });
   return 0;
 }
-int cuMemPrefetchAsync(unsigned long long, size_t, int, void*) { return 0; }
+int cuMemPrefetchAsync(unsigned long long address, size_t bytes, int device, void* stream) {
+  NeedsContext();
+  FakeLaunch(stream, [=] { fake_unified().migrations.push_back({address, bytes, device}); });
+  return 0;
+}
 int cuPointerGetAttribute(void* value, int, unsigned long long) {
-  return *static_cast<unsigned*>(value) = 0, 0;
+  return *static_cast<unsigned*>(value) = fake_unified().on, 0;
 }
 
 int cuMemsetD8Async(unsigned long long device, unsigned char value, size_t bytes, void* stream) {

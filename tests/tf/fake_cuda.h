@@ -54,6 +54,18 @@ struct FakeFailures {
 };
 FakeFailures& fake_failures();
 
+// Unified memory: whether all of it is, and which pages went where, in the order in which they did.
+struct FakeMigration {
+  unsigned long long address = 0;
+  size_t bytes = 0;
+  int device = 0;  // -1: the host
+};
+struct FakeUnified {
+  bool on = false;
+  std::vector<FakeMigration> migrations;
+};
+FakeUnified& fake_unified();
+
 // By the function's name, of those that ask: what a call of it fails with, or 0.
 int FakeFails(const char* function);
 // From Python, too.

@@ -13,7 +13,7 @@ from graph_passes.analysis.op_pattern import IN_KERNELS, patterns_of
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 from graph_passes.graph.serde import from_tf_graph
-from graph_passes.lower.kernel import Held, LoweredKernel, Value, lower_kernel
+from graph_passes.lower.lower_nodes import Held, LoweredKernel, Value, lower_kernel
 from graph_passes.lower.shapes import Shapes
 
 OUTSIDE = ("Placeholder", "Const", "NoOp", "ReadVariableOp")
@@ -57,13 +57,16 @@ class Lowered:
         sizes = Shapes(self.graph, [batches] if one_batch else ())
         self.kernel: LoweredKernel = lower_kernel(self.graph, members, outputs, sizes)
 
-    def run(self) -> list[Any]:
-        """What the program makes, by its definition: the outputs, then what the variables are given, in their order."""
-        tensors = [
+    def tensors(self) -> list[Any]:
+        """What the program reads, in the shapes in which it does."""
+        return [
             self._value(value).reshape([-1 if size is None else size for size in shape])
             for value, shape in zip(self.kernel.inputs, self.kernel.input_shapes, strict=True)
         ]
-        results = reference.run(self.kernel.program, tensors)
+
+    def run(self) -> list[Any]:
+        """What the program makes, by its definition: the outputs, then what the variables are given, in their order."""
+        results = reference.run(self.kernel.program, self.tensors())
         outputs, given = [], {}
         for value, result in zip(self.kernel.outputs, results, strict=True):
             if isinstance(value, Held):

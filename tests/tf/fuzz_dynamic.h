@@ -101,7 +101,7 @@ class DynamicRunner {
   }
 
   bool small() const {
-    int64_t numbers = layout_.floats + tfmem::ThreadFloats(spec_, kernels_);
+    int64_t numbers = layout_.floats + tfmem::ThreadFloats<float>(spec_, kernels_);
     for (const tfmem::DynamicParameter& parameter : spec_.parameters) {
       if (parameter.rows > kMost || parameter.columns > kMost) return false;
       numbers += 2 * parameter.elements();
@@ -111,7 +111,7 @@ class DynamicRunner {
 
   // All gradients, behind each other.
   std::vector<float> Run(const tfmem::Script& script, int threads, const Schedule& schedule) {
-    tfmem::DynamicCall call{spec_, batch_, layout_, found_};
+    tfmem::DynamicCall<float> call{spec_, batch_, layout_, found_};
     std::vector<std::vector<float>> parameters, gradients;
     for (size_t i = 0; i < spec_.parameters.size(); ++i) {
       const tfmem::DynamicParameter& parameter = spec_.parameters[i];
@@ -122,7 +122,7 @@ class DynamicRunner {
     for (const std::vector<float>& values : parameters) call.parameters.push_back(values.data());
     std::vector<float> memory(layout_.floats, 0.5f);
     const int64_t shared = script.deals ? tfmem::SharedFloats(spec_) : 0;
-    std::vector<float> own(threads * tfmem::ThreadFloats(spec_, kernels_) + shared, 0.5f);
+    std::vector<float> own(threads * tfmem::ThreadFloats<float>(spec_, kernels_) + shared, 0.5f);
     call.memory = memory.data();
     call.take = [&](int parameter, int64_t index, int64_t row, int64_t column, int64_t rows,
                     int64_t columns, const float* gradient, int64_t stride, float*) {

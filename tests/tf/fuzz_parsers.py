@@ -16,7 +16,7 @@ from pathlib import Path
 
 from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent.differentiate import differentiate
-from custom_ops.recurrent.program import Program
+from custom_ops.recurrent.gpu_program import Program
 from tests import dynamic_specs, programs, recurrent_cells
 from tests.tf import native_programs
 

@@ -7,7 +7,6 @@ prints its stacks and ends.
 from __future__ import annotations
 
 import faulthandler
-import hashlib
 import json
 import os
 import resource
@@ -16,8 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -25,87 +23,23 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
 import tfmem
-from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training, optimized
+from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training
+from tests.tf.in_workers_of_keras import (
+    a_model_goes_on,
+    a_model_is_killed,
+    models_of_tf_keras_train,
+    plans_of_models_differ,
+)
+from tests.tf.one_worker import Worker, digest, survives
 from tfmem.api import make_engine
 from tfmem.frontends.function import OptimizedFunction
-from tfmem.runtime.workers import Board, Workers
+from tfmem.runtime.workers import Workers
 
 LIMIT = 100  # seconds of a worker
 STAYS = 5.0  # seconds
-BOUND = 60.0  # seconds until TensorFlow has noticed that a worker is gone
-
-
-@dataclass
-class Worker:
-    """This one.
-
-    Attributes:
-        index: its number.
-        folder: where its spill files go.
-        strategy: of both workers.
-        board: where both write.
-        compared: how many times both compared their weights.
-    """
-
-    index: int
-    folder: str
-    strategy: Any
-    board: Board
-    compared: int = 0
-    scarce: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        training = Training(self.strategy)
-        step = optimized(training.in_all, AMPLE)
-        training.losses(step)
-        report = tfmem.report(step)
-        assert report.decision.startswith("unchanged: fits"), report
-        self.scarce = round(0.8 * report.peak_before)
-
-    def optimized(self, function: Any, budget: int | None, **changes: Any) -> OptimizedFunction:
-        """What `tfmem.optimize` gives, with other `Workers`."""
-        spill = tfmem.OffloadOptions(spill_directory=self.folder)
-        engine = make_engine(tfmem.Options(memory_budget=budget, cache_directory="", offload=spill), called=True)
-        return OptimizedFunction(tf.function(function), replace(engine, workers=replace(engine.workers, **changes)))
-
-    def keys(self) -> int:
-        """How many instance keys of collectives this worker drew: workers that drew unequal numbers never meet."""
-        tables = self.strategy.extended._collective_keys._instance_key_table.values()
-        return sum(key for table in tables for key in table.values())
-
-    def both(self, value: str) -> None:
-        """That both workers have the same value."""
-        self.compared += 1
-        key = f"test/{self.compared}"
-        self.board.put(f"{key}{self.board.task}", value)
-        assert {self.board.get(f"{key}{task}", time.monotonic() + BOUND) for task in self.board.tasks} == {value}
-
-    def trains(self, budget: int | None, moves: bool, warned: str = "", **changes: Any) -> OptimizedFunction:
-        """That losses, weights and keys are those of plain TensorFlow and those of the other worker."""
-        plain, ours = Training(self.strategy), Training(self.strategy)
-        began = self.keys()
-        expected = plain.losses()
-        between = self.keys()
-        step = self.optimized(ours.in_all, budget, **changes)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert ours.losses(step) == expected
-        assert self.keys() - between == between - began > 0, "a deferred capture was not read once a call"
-        told = [str(each.message) for each in caught if issubclass(each.category, tfmem.TfmemWarning)]
-        assert (len(told) == 1 and warned in told[0]) if warned else not told, told
-        report = tfmem.report(step)
-        assert (report.decision == "moved") == moves == bool(report.transfers), report
-        assert not warned or any(warned in note for note in report.notes), report.notes
-        assert digest(ours) == digest(plain)
-        self.both(digest(ours))
-        return step
-
-
-def digest(training: Training) -> str:
-    return hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in training.weights)).hexdigest()
 
 
 def tensors_move(worker: Worker) -> None:
@@ -143,9 +77,85 @@ def a_host_takes_too_little(worker: Worker) -> None:
     worker.both(str(caught.value))
 
 
+def workers_meet_in_a_branch(worker: Worker) -> None:
+    """Such a branch is an op of the plan, and has its turn among the collectives of the step."""
+
+    def branching(training: Training) -> Any:
+        def gradients(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = training.loss(x)
+            return loss, tape.gradient(loss, training.weights)
+
+        def step(x: Any) -> Any:
+            losses, found = training.strategy.run(gradients, (x,))
+            loss = training.strategy.reduce("SUM", losses, axis=None)
+            tf.cond(tf.math.is_finite(loss), lambda: training.strategy.run(training.apply, (found,)), lambda: None)
+            return training.strategy.reduce("MEAN", losses, axis=None)
+
+        return step
+
+    plain, fitting, moving = (Training(worker.strategy) for _ in range(3))
+    expected = plain.losses(tf.function(branching(plain)))
+    step = worker.optimized(branching(fitting), AMPLE)
+    assert fitting.losses(step) == expected
+    step = worker.optimized(branching(moving), round(0.9 * tfmem.report(step).peak_before))
+    assert moving.losses(step) == expected
+    assert tfmem.report(step).decision == "moved", tfmem.report(step)
+    for each in (fitting, moving):
+        assert digest(each) == digest(plain)
+    worker.both(digest(moving))
+
+
 def versions_differ(worker: Worker) -> None:
     version = ("tfmem 7", "tfmem 8")[worker.index]
     worker.trains(worker.scarce, moves=False, warned="/job:worker/task:1 has tfmem 8", version=version)
+
+
+def fused(worker: Worker, training: Training, tune: Any, **changes: Any) -> OptimizedFunction:
+    """The step, to be stitched."""
+    fusion = tfmem.FusionOptions(tune=tune)
+    options = tfmem.Options(passes=("recurrent", "fusion", "offload"), fusion=fusion, cache_directory="")
+    engine = make_engine(options, called=True)
+    engine = replace(engine, workers=replace(engine.workers, **changes))
+    return OptimizedFunction(tf.function(training.in_all), engine)
+
+
+def steps_are_stitched(worker: Worker) -> None:
+    """By equal kernels on both, at once or after calls of both versions in turn; variables stay equal to the bit."""
+    plain = Training(worker.strategy, 0.2)
+    reference = tf.function(plain.in_all)
+    expected = [loss for _ in range(8) for loss in plain.losses(reference)]
+    for tune in ("off", "fast"):
+        ours = Training(worker.strategy, 0.2)
+        step = fused(worker, ours, tune)
+        losses = [loss for _ in range(8) for loss in ours.losses(step)]
+        np.testing.assert_allclose(losses, expected, rtol=1e-3)
+        report = tfmem.report(step)
+        assert report.regions, report
+        assert (report.fusion_state == "stitched") or tune == "fast", report
+        assert (", in turn" in report.fusion) == (tune == "fast"), report.fusion
+        worker.both(f"{report.fusion} {digest(ours)}")
+
+
+def kernels_differ(worker: Worker) -> None:
+    """Then neither worker stitches, and both warn once."""
+    plain, ours = Training(worker.strategy), Training(worker.strategy)
+    step = fused(worker, ours, "off", version=("tfmem 7", "tfmem 8")[worker.index])
+    with pytest.warns(tfmem.TfmemWarning, match="task:1 has tfmem=tfmem 8, and .* has tfmem=tfmem 7") as told:
+        assert ours.losses(step) == plain.losses()
+    assert len(told) == 1
+    assert "equal machines" in tfmem.report(step).fusion
+
+
+def one_worker_stitches(worker: Worker) -> None:
+    """If the other has moves, or was not asked to, none does."""
+    plain, ours = Training(worker.strategy), Training(worker.strategy)
+    step = fused(worker, ours, "fast") if worker.index == 0 else worker.optimized(ours.in_all, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert ours.losses(step) == plain.losses()
+    assert worker.index or "it was not asked to" in tfmem.report(step).fusion
+    worker.both(digest(ours))
 
 
 def a_worker_has_no_budget(worker: Worker) -> None:
@@ -158,73 +168,12 @@ def a_worker_has_no_budget(worker: Worker) -> None:
 def a_worker_is_plain(worker: Worker) -> None:
     """The last case: workers that optimised a step of a name unequally often have nothing to agree on."""
     if worker.index == 0:
-        worker.trains(worker.scarce, moves=False, warned="/job:worker/task:1 said nothing", patience=2.0)
+        worker.trains(worker.scarce, moves=False, warned="/job:worker/task:1 published nothing", patience=2.0)
     else:
         ours = Training(worker.strategy)
         Training(worker.strategy).losses()
         ours.losses()
         worker.both(digest(ours))
-
-
-def models_of_tf_keras_train(worker: Worker) -> None:
-    results = [fitted(worker, None)]
-    ample = fitted(worker, AMPLE)
-    results += [ample, fitted(worker, round(0.9 * tfmem.report(ample[0]).peak_before))]
-    for model, found in results[1:]:
-        tf.nest.map_structure(np.testing.assert_array_equal, found, results[0][1])
-        assert (tfmem.report(model).decision == "moved") == (model is results[2][0]), tfmem.report(model)
-    worker.both(hashlib.sha256(repr(results[2][1][0]).encode()).hexdigest())
-
-
-class Kill(tf_keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends the process in the middle of an epoch."""
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 2:
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-
-def a_model_is_killed(worker: Worker) -> None:
-    """Worker 1 ends in its third epoch; `a_model_goes_on` then trains from where the second ended."""
-    budget = round(0.9 * tfmem.report(fitted(worker, AMPLE)[0]).peak_before)
-    last = [Kill()] if worker.index == 1 else []
-    survives(lambda: fitted(worker, budget, [backup(worker), *last], epochs=1000))
-
-
-def a_model_goes_on(worker: Worker) -> None:
-    """Losses and weights are those of training without a pause."""
-    _, (expected, weights) = fitted(worker, None, epochs=6)
-    budget = round(0.9 * tfmem.report(fitted(worker, AMPLE)[0]).peak_before)
-    model, (history, found) = fitted(worker, budget, [backup(worker)], epochs=6)
-    assert tfmem.report(model).decision == "moved"
-    done = 6 - len(history["loss"])
-    assert done >= 2, history
-    tf.nest.map_structure(
-        np.testing.assert_array_equal, history, {name: all_[done:] for name, all_ in expected.items()}
-    )
-    tf.nest.map_structure(np.testing.assert_array_equal, found, weights)
-
-
-def backup(worker: Worker) -> Any:
-    return tf_keras.callbacks.BackupAndRestore(f"{worker.folder}-backup")
-
-
-def fitted(worker: Worker, budget: int | None, callbacks: Sequence[Any] = (), epochs: int = 3) -> tuple[Any, Any]:
-    tf_keras.utils.set_random_seed(1)
-    with worker.strategy.scope():
-        parts: list[Any] = [tf_keras.Input((128,))]
-        for _ in range(5):
-            parts += [tf_keras.layers.Dense(256), tf_keras.layers.Activation("gelu")]
-        model = tf_keras.Sequential([*parts, tf_keras.layers.Dense(7)])
-        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(tf_keras.optimizers.Adam(), loss, metrics=["accuracy"])
-    if budget is not None:
-        tfmem.optimize(model, memory_budget=budget)
-    rows = tf.data.Dataset.from_tensor_slices((BATCH, np.arange(len(BATCH)) % 7)).batch(1024)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    history = model.fit(rows.with_options(options), epochs=epochs, verbose=0, callbacks=list(callbacks)).history
-    return model, (history, model.get_weights())
 
 
 def worker_1_is_killed_in_a_step(worker: Worker) -> None:
@@ -273,26 +222,23 @@ def the_disk_of_a_worker_is_full(worker: Worker) -> None:
     assert digest(training) == before
 
 
-def survives(run: Callable[[], Any]) -> None:
-    began = time.monotonic()
-    with pytest.raises(tf.errors.OpError) as caught:
-        run()
-    assert time.monotonic() - began < BOUND
-    print(type(caught.value).__name__, f"{time.monotonic() - began:.1f} s", caught.value.message[-600:])
-
-
 AGREEING = (
     tensors_move,
     plans_differ,
     a_worker_starts_late,
     a_budget_is_infeasible,
     a_host_takes_too_little,
+    workers_meet_in_a_branch,
     versions_differ,
+    kernels_differ,
+    one_worker_stitches,
     a_worker_has_no_budget,
     a_worker_is_plain,
 )
 ALONE = (
+    steps_are_stitched,
     models_of_tf_keras_train,
+    plans_of_models_differ,
     a_model_is_killed,
     a_model_goes_on,
     the_disk_of_a_worker_is_full,
@@ -300,7 +246,27 @@ ALONE = (
     worker_1_is_killed_in_a_step,
     worker_1_is_killed_before_it_agrees,
 )
-CASES = {"agreeing": AGREEING, **{case.__name__: (case,) for case in ALONE}}
+TWO_DEVICES = (tensors_move, plans_differ, a_budget_is_infeasible, a_host_takes_too_little, workers_meet_in_a_branch)
+CASES = {"agreeing": AGREEING, "two_devices": TWO_DEVICES, **{case.__name__: (case,) for case in ALONE}}
+
+
+class TwoDevices(CollectiveAllReduceExtended):  # type: ignore[misc]
+    """Two devices of a worker's CPU. TensorFlow itself takes several only if they are GPUs."""
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker_device}/device:CPU:{number}" for number in range(2)), "CPU"
+
+
+def of_two_devices() -> Any:
+    """A `MultiWorkerMirroredStrategy` with two devices for each worker."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    options = tf.distribute.experimental.CommunicationOptions()
+    extended = TwoDevices(strategy, cluster_resolver=resolver, communication_options=options)
+    tf.distribute.Strategy.__init__(strategy, extended)
+    return strategy
 
 
 def main(cases: str, index: str, folder: str, *ports: str) -> None:
@@ -309,8 +275,8 @@ def main(cases: str, index: str, folder: str, *ports: str) -> None:
     task = {"type": "worker", "index": int(index)}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     assert Workers().board() is None
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == len(workers)
+    strategy = of_two_devices() if cases.startswith("two_devices") else tf.distribute.MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == len(workers) * (2 if cases.startswith("two_devices") else 1)
     board = Workers().board()
     assert board is not None
     worker = Worker(int(index), folder, strategy, board)

@@ -140,6 +140,44 @@ absl::StatusOr<tfmem::RecurrentProgram> Program(int max_batch) {
       code);
 }
 
+// Mechanism "managed": pages move out and back behind what computed them, and a new tensor's pages
+// are there before it is written (pre-access).
+void TestManaged(const World& world) {
+  Buffer source;
+  const auto started = [&] {
+    return tfmem::ManagedTicket::Start(world.compute, "tensor", source.words.data(), kBytes,
+                                       source.Own(world));
+  };
+  Expect(absl::IsFailedPrecondition(started().status()), "ordinary memory is refused");
+  Expect(!tfmem::MoveToDevice(world.compute, source.words.data(), kBytes, "new").ok(),
+         "ordinary memory is not pre-accessed");
+  FakeUnified& unified = fake_unified();
+  unified.on = true;
+  bool computed = false;
+  FakeLaunch(world.compute, [&] {
+    computed = true;
+    Expect(unified.migrations.empty(), "no page moves before the tensor is computed");
+  });
+  auto ticket = started();
+  Expect(ticket.ok() && (*ticket)->Release(world.compute).ok(), "the way out");
+  Expect((*ticket)->StartIn(world.compute, source.words.data(), source.Own(world)).ok(),
+         "the way in");
+  Expect((*ticket)->Await(world.compute, source.words.data()).ok(), "the wait");
+  Expect(tfmem::MoveToDevice(world.compute, source.words.data(), 2 * sizeof(int), "new").ok(),
+         "a pre-access");
+  while (FakeRunOne()) {
+  }
+  Expect(computed, "the kernel ran");
+  const std::vector<FakeMigration>& moved = unified.migrations;
+  Expect(moved.size() == 3 && moved[0].device == -1 && moved[1].device == world.link->device() &&
+             moved[2].device == world.link->device(),
+         "out, back, and the pre-access");
+  Expect(moved.size() == 3 && moved[0].bytes == kBytes && moved[1].bytes == kBytes &&
+             moved[2].bytes == 2 * sizeof(int),
+         "all bytes of each");
+  unified = {};
+}
+
 void TestMemoryForAModuleComesBack(const World& world) {
   tfmem::RecurrentKernels kernels({Program(4), Program(8)});
   fake_failures().module_load = {0, 2};
@@ -172,6 +210,7 @@ int main() {
     TestNoWaitAtTheEnd(world, drains);
   }
   TestStatusWithoutEvent(world);
+  TestManaged(world);
   TestMemoryForAModuleComesBack(world);
   TestModulesOutliveTheirKernels(world);
   Expect(fake_violations().no_context == 0, "every call has a context");

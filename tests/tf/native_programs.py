@@ -39,7 +39,7 @@ def object_file(source: Path, flags: Sequence[str] = ()) -> Path:
     """The object file of a C++ source that may include the op library's headers."""
     build_flags.write_generated()
     headers = [*build_flags.headers(), *HERE.parent.rglob("*.h"), *build_flags.GENERATED.rglob("*.h")]
-    name = f"{build_flags.object_stem(source)}.o"
+    name = f"{source.parent.name}.{source.stem}.o"
     return built(
         name,
         [source, *sorted(headers)],

@@ -312,6 +312,27 @@ def test_views_and_what_is_handed_on(gpu: FakeGpu) -> None:
         np.testing.assert_array_equal(result, exact)
 
 
+def test_the_first_programs_that_load_run(gpu: FakeGpu) -> None:
+    """An exported region has programs for several GPUs, in this order; the fake one has compute capability 9.0."""
+    region = Region(1, (), (floats(None, 3),) * 2, (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
+    (made,) = gpu.programs(region)
+    x = np.ones((2, 3), np.float32)
+
+    def program(kind: str, arch: int) -> FusionProgram:
+        return replace(made, image=replace(made.image, kind=kind, arch=arch))
+
+    older, own, newer, portable = (
+        program(*each) for each in (("cubin", 80), ("cubin", 90), ("cubin", 100), ("ptx", 80))
+    )
+    for programs in ((older, own, portable), (older, newer, portable)):
+        np.testing.assert_array_equal(stitched(gpu, region, made=programs)(x)[0], 2 * x)
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        stitched(gpu, region, made=(older, newer, program("ptx", 100)))(x)
+    for words in ("capability 8.0, this GPU", "capability 10.0, this GPU", "capability 10.0 and later, this GPU"):
+        assert words in str(error.value)
+    assert "place the op on the CPU" in str(error.value)
+
+
 def test_programs_that_do_not_fit(gpu: FakeGpu) -> None:
     region = Region(1, (), (floats(None, 3),) * 2, (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
     (made,) = gpu.programs(region)

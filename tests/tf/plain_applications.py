@@ -100,3 +100,29 @@ def bilstm_character_tagger(net, example):
             ends = [_lstm(net.forth_spelled, spelled)[-1], _lstm(net.back_spelled, spelled[::-1])[-1]]
             words.append(tf.concat(ends, 0))
     return _tagged(net, words, example)
+
+
+def graph_net(net, molecule):
+    states = tf.unstack(molecule.features @ net.encode)
+    for layer in range(net.layers):
+        states = [
+            tf.nn.relu(
+                tf.linalg.matvec(net.own[layer], own, transpose_a=True)
+                + tf.linalg.matvec(
+                    net.near[layer], tf.add_n([states[other] for other in molecule.neighbours[atom]]), transpose_a=True
+                )
+                + net.bias[layer]
+            )
+            for atom, own in enumerate(states)
+        ]
+    logits = tf.linalg.matvec(net.output, tf.add_n(states), transpose_a=True) + net.output_bias
+    return cross_entropy(molecule.label, logits)
+
+
+def biaffine_parser(net, sentence):
+    rows = [net.table[1], *(net.table[net.words[word] + 1] for word, _ in sentence)]
+    both = tf.concat([tf.stack(_lstm(net.forth, rows)), tf.stack(_lstm(net.back, rows[::-1])[::-1])], 1)
+    heads = tf.nn.relu(tf.matmul(both, net.head, transpose_b=True))
+    dependents = tf.nn.relu(tf.matmul(both[1:], net.dependent, transpose_b=True))
+    scores = tf.einsum("ne,md,ed->mn", heads, dependents, net.pairs) + tf.linalg.matvec(heads, net.alone)
+    return tf.reduce_sum(cross_entropy([head for _, head in sentence], scores))

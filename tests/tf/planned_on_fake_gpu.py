@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
-from graph_passes.analysis.cost.kernels import Beside, KernelDevice
+from graph_passes.analysis.cost.kernel_costs import Beside, KernelDevice
 from graph_passes.analysis.device_support import CUDA
 from graph_passes.graph import serde
 from graph_passes.passes.fuse.partition.partition import ON_GPU

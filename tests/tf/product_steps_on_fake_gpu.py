@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.analysis.cost.kernels import Small
+from graph_passes.analysis.cost.kernel_costs import Small
 from graph_passes.passes.fuse.partition.score import Measure
 from tests.tf.fake_gpu import FakeGpu
 from tests.tf.optimized_runs import in_a_process

@@ -225,6 +225,15 @@ void TestChoice(tfmem::GpuLink* link) {
   ExpectEqual(image(3), "last", "for a batch of 3, the cubin for 8.0 does not load on 9.0");
   ExpectEqual(image(1000), "last", "for a batch of 1000");
 
+  Fields newer, portable;
+  newer.arch = 100;
+  portable.kind = "ptx";
+  portable.arch = 80;
+  portable.image = "portable";
+  tfmem::RecurrentKernels exported({Program(older), Program(newer), Program(portable)});
+  ExpectEqual(*(*exported.Choose(link, 1))->program().image.code, "portable",
+              "where no cubin is for 9.0, PTX of 8.0");
+
   Fields stages;
   stages.ctas = 200;
   stages.cooperative = 0;

@@ -88,6 +88,37 @@ def test_dropout_drops_what_it_dropped(gpu: FakeGpu, on_gpu: Callable[..., None]
 
 
 @pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+def test_dropout_layers_of_keras_are_one_region_with_their_seeds(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    on_gpu()
+
+    def made() -> tuple[Any, Any]:
+        keras.utils.set_random_seed(3)
+        parts = [keras.layers.Dense(12, activation="tanh"), keras.layers.Dropout(0.5), keras.layers.Dropout(0.2)]
+        model = keras.Sequential([keras.Input([6]), *parts])
+
+        @tf.function
+        def run(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                made = model(x, training=True)
+                loss = tf.reduce_sum(made**2)
+            return made, tape.gradient(loss, model.trainable_variables)
+
+        return model, run
+
+    (_, plain), (_, step) = made(), made()
+    step, launched = optimized(step), gpu.calls("cuGraphLaunch")
+    for seed in range(3):
+        x = tf.constant(np.random.default_rng(seed).normal(size=(5, 6)).astype(np.float32))
+        results, expected = step(x), plain(x)
+        np.testing.assert_array_equal(results[0] == 0, expected[0] == 0)
+        close(results, expected)
+    report = require_stitched(step, "StatelessRandomUniform", "FloorMod", "AssignVariableOp")
+    assert len(report.regions) == 1
+    assert not [name for name, _ in report.not_stitched if "KeyCounter" in name]
+    assert gpu.calls("cuGraphLaunch") == launched + 3
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
 def test_the_gradient_of_a_gather_divides_no_region(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
     """A sum of segments with products before and behind it; rows that are taken twice, and such as are not taken."""
     on_gpu()
@@ -136,7 +167,9 @@ def test_without_a_compiler_the_step_runs_as_it_was(gpu: FakeGpu, on_gpu: Callab
     plain, model = Softmax(), Softmax()
     launched = gpu.calls("cuGraphLaunch")
     step = optimized(model.step)
-    with pytest.warns(tfmem.TfmemWarning, match=r"stays unchanged: no kernel .*: NVRTC 12\.9 rejects a kernel"):
+    with pytest.warns(
+        tfmem.TfmemWarning, match=r"stays unchanged: there is no kernel .*: NVRTC 12\.9 rejects a kernel"
+    ):
         found = step(*batch())
     close(found, plain.step(*batch()))
     close(values(model.variables), values(plain.variables))

@@ -53,8 +53,21 @@ def test_both_get_on_where_neither_pauses():
     for thread in threads:
         thread.join(30)
     counts = [order.count(kind) for kind in ("call", "measurement")]
-    assert min(counts) > 10
-    assert max(counts) <= 2 * min(counts)
+    calls, measurements = counts
+    assert measurements > 10
+    assert calls > 4 * measurements  # which have a tenth of the time
+
+
+def test_measurements_have_all_of_the_time_while_no_step_runs():
+    now = [0.0]
+    turns = Alternation(lambda: now[0])
+    with turns.call():
+        pass
+    now[0] = alternation.IDLE
+    for _ in range(3):
+        with turns.measurement():
+            now[0] += 1.0
+    assert now[0] == alternation.IDLE + 3.0
 
 
 def test_calls_run_at_once():

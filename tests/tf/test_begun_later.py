@@ -11,13 +11,14 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.analysis.cost import device as profiles
+from graph_passes.analysis.cost import device_costs as profiles
 from graph_passes.decision import FusionWhy
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from tests.tf.stitched_steps import close, values
 from tfmem.api import make_engine
 from tfmem.devices import Target
 from tfmem.kernels import replace_recurrent as recurrent
+from tfmem.runtime.engine import Engine
 from tfmem.runtime.settings import Settings
 from tfmem.steps import planning
 from tfmem.steps.planning import can_wait
@@ -156,9 +157,14 @@ def test_a_failure_leaves_the_step_as_it_was(where: str, monkeypatch: pytest.Mon
     assert any("out of luck" in note for note in report.notes)
 
 
+def on(target: Target, options: tfmem.Options) -> Engine:
+    engine = make_engine(options)
+    return engine.under(replace(engine.settings, target=target))
+
+
 def test_whether_it_can_wait() -> None:
     def asked(noise: float = 0.0, target: Target = GPU, **changes: Any) -> bool:
-        engine = replace(make_engine(tfmem.Options(**{**OPTIONS, **changes})), target=target)
+        engine = on(target, tfmem.Options(**{**OPTIONS, **changes}))
         return can_wait(engine, Trace(Net(noise).step.get_concrete_function(tf.constant(X)), engine))
 
     assert asked()
@@ -178,7 +184,7 @@ def test_a_budget_that_it_may_not_meet_is_planned_at_once() -> None:
         engine = make_engine(tfmem.Options(**OPTIONS))
         assert Trace(trace, engine).surely_fits(budget) == expected
     with_budget = {**OPTIONS, "passes": ("recurrent", "fusion", "offload"), "memory_budget": 1 << 29}
-    engine = replace(make_engine(tfmem.Options(**with_budget)), target=GPU)
+    engine = on(GPU, tfmem.Options(**with_budget))
     assert not can_wait(engine, Trace(trace, engine)), "the user's own budget"
 
 
@@ -186,7 +192,7 @@ def test_replicas_are_planned_at_once() -> None:
     """They are never fused, so that to wait would only slow their steps down while a thread plans."""
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         net = Net()
-    engine = replace(make_engine(tfmem.Options(**OPTIONS)), target=GPU)
+    engine = on(GPU, tfmem.Options(**OPTIONS))
     assert can_wait(engine, Trace(Net().step.get_concrete_function(tf.constant(X)), engine))
     assert not can_wait(engine, Trace(net.step.get_concrete_function(tf.constant(X)), engine))
 
@@ -197,10 +203,10 @@ def test_which_passes_run_by_default() -> None:
     called, not_called = (Settings.of(options, GPU, called=called) for called in (True, False))
     assert called.passes == ("recurrent", "fusion", "offload")
     assert called.unlimited().passes == ("recurrent", "fusion")
-    others = [not_called, called.unobserved(), make_engine(options, called=True)]
+    others = [not_called, called.unobserved(), make_engine(options, called=True).settings]
     assert {settings.passes for settings in others} == {("recurrent", "offload")}
     assert called.unlimited().unobserved().passes == ("recurrent",)
     asked = make_engine(tfmem.Options(passes=("offload",)))
-    assert asked.passes == ("offload",)
+    assert asked.settings.passes == ("offload",)
     assert asked.notices.asked
     assert not make_engine(options).notices.asked

@@ -18,6 +18,7 @@ from tfmem.capture.grappler import run_grappler, session_config, without_grapple
 from tfmem.capture.live_editor import LiveEditor, capture_graph
 from tfmem.frontends.graph_def import capture_graph_def, capture_meta_graph, restore_graph_def, restore_meta_graph
 from tfmem.frontends.live_graph import _LiveSource
+from tfmem.options import Options
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 
 v1 = tf.compat.v1
@@ -257,7 +258,10 @@ def test_what_is_stitched_keeps_a_layout_that_tf32_computes_in(precision, dtype,
     def layouts(optimized):
         return {node.attr["data_format"].s for node in optimized.graph_def.node if "Conv2D" in node.op}
 
-    engine = SimpleNamespace(target=SimpleNamespace(kind="GPU", precision=precision), stitches=True)
+    settings = SimpleNamespace(
+        target=SimpleNamespace(kind="GPU", precision=precision), stitches=True, options=Options()
+    )
+    engine = SimpleNamespace(settings=settings)
     plain, to_stitch = grappled(captured, engine), grappled_to_stitch(captured, engine)
     assert layouts(plain) == {b"NCHW"}
     assert layouts(to_stitch or plain) == {layout}

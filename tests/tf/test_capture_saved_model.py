@@ -10,7 +10,7 @@ from tfmem.capture.grappler import run_grappler
 from tfmem.frontends.saved_model import optimize_saved_model
 
 
-def rewrite(cf):
+def rewrite(cf, name=""):
     """Marks the graph with two negations in front of the first Exp or Relu; Grappler would remove
     them.
     """
@@ -109,7 +109,7 @@ def test_grappler_stays_off_what_was_loaded(saved, tmp_path):
 def test_functions_left_alone_are_saved_as_they_were(saved, tmp_path):
     seen = []
 
-    def keep(cf):
+    def keep(cf, name=""):
         seen.append(cf)
         return cf
 

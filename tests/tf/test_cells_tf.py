@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.expr.nodes import Elementwise
-from custom_ops.expr.op import Array
 from custom_ops.expr.table import FLOAT_OPS
+from custom_ops.expr.table_entry import Array
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 from custom_ops.recurrent.differentiate import differentiate
@@ -108,6 +108,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "greater_equal": lambda x, y: tf.cast(tf.greater_equal(x, y), x.dtype),
     "negate": tf.negative, "reciprocal_sqrt": tf.math.rsqrt, "reciprocal": tf.math.reciprocal,
     "relu": tf.nn.relu, "softplus": tf.nn.softplus, "elu": tf.nn.elu,
+    "stop_gradient": tf.stop_gradient,
     "relu6": tf.nn.relu6, "selu": tf.nn.selu, "softsign": tf.nn.softsign,
     "select": lambda condition, x, y: tf.where(tf.not_equal(condition, 0), x, y),
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Commands that need TensorFlow: `devices`, and `optimize` from one SavedModel to another."""
 
+import json
 from pathlib import Path
 
 import keras
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.python_server import run_python
-from tfmem import __main__ as cli
+from tfmem.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,9 +44,11 @@ def saved(tmp_path_factory):
 
 def test_devices(capsys):
     assert cli.main(["devices"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("/device:CPU:0  CPU") for line in lines)
-    assert any(line.startswith("  link ") and "/s out" in line for line in lines)
+    assert any(line.split()[:2] == ["CPU:0", "CPU"] for line in capsys.readouterr().out.splitlines())
+    assert cli.main(["devices", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)[0]
+    assert (first["name"], first["profile"]) == ("CPU:0", "cpu")
+    assert first["bytes_out_per_second"] > 0
 
 
 def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_path):
@@ -73,7 +76,9 @@ def test_optimize_replaces_recurrent_layers_without_a_budget(tmp_path, capsys):
     path, target = tmp_path / "model", tmp_path / "faster"
     tf.saved_model.save(module, str(path), signatures={"run": run})
     assert cli.main(["optimize", str(path), "--output", str(target), "--passes", "recurrent"]) == 0
-    assert capsys.readouterr().out == f"{target}\n"
+    printed = capsys.readouterr()
+    assert printed.out == f"{target}\n"
+    assert "1 recurrent layer replaced" in printed.err
     assert len(tfmem.report(target).replaced) == 1
     x = tf.random.stateless_normal([3, 5, 4], [7, 7])
     before, after = (tf.saved_model.load(str(each)) for each in (path, target))
@@ -83,7 +88,7 @@ def test_optimize_replaces_recurrent_layers_without_a_budget(tmp_path, capsys):
 def test_optimize_says_what_would_do(saved, tmp_path, capsys):
     target = tmp_path / "smaller"
     command = ["optimize", str(saved), "--memory-budget", "1MiB", "--output", str(target)]
-    assert cli.main(command) == 1
+    assert cli.main(command) == 3
     assert "give a budget of at least" in capsys.readouterr().err
     assert not target.exists()
 
@@ -91,3 +96,54 @@ def test_optimize_says_what_would_do(saved, tmp_path, capsys):
 def test_optimize_refuses_what_is_no_saved_model(tmp_path, capsys):
     assert cli.main(["optimize", str(tmp_path), "--memory-budget", "1GiB"]) == 1
     assert "is not a SavedModel" in capsys.readouterr().err
+
+
+def test_plan_a_saved_model_and_carry_it_out(saved, tmp_path, capsys):
+    plan, target = tmp_path / "plan.json", tmp_path / "planned"
+    command = ["plan", str(saved), "--memory-budget", "20MiB", "--no-curve", "--output", str(plan)]
+    assert cli.main(command) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("`model.train`: fits 20.0 MiB: peak ")
+    assert f"wrote {plan}" in printed.err
+    assert cli.main(["optimize", str(saved), "--plan", str(plan), "--output", str(target)]) == 0
+    assert "`model.train`: fits 20.0 MiB" in capsys.readouterr().err
+    assert b"MemOpOffload" in (target / "saved_model.pb").read_bytes()
+    assert cli.main(["plan", str(saved), "--memory-budget", "1MiB", "--no-curve", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["feasible"] is False
+
+
+def test_plan_and_profile_a_model_of_a_program(tmp_path, monkeypatch, capsys):
+    (tmp_path / "program_of_cli_test.py").write_text(
+        "import keras\n"
+        "def model():\n"
+        "    layers = [keras.layers.Dense(64, activation='relu') for _ in range(6)]\n"
+        "    found = keras.Sequential([keras.Input((64,)), *layers], name='mlp')\n"
+        "    found.compile('sgd', 'mse')\n"
+        "    return found\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFMEM_CACHE_DIR", "")
+    command = ["plan", "program_of_cli_test:model", "--batch", "4096", "--memory-budget", "6MiB", "--max-batch"]
+    assert cli.main([*command, "--device", "h100", "--plot", "curve.png"]) == 0
+    text = capsys.readouterr().out
+    assert "max batch   " in text
+    assert "h100 (profile)" in text
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["profile", "program_of_cli_test:model", "--batch", "256", "--steps", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["seconds"]) == 1
+    assert found["step"] == "mlp.fit"
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written - {"__pycache__"} == {"program_of_cli_test.py", "curve.png"}  # nothing else
+    assert cli.main(["plan", "program_of_cli_test:network"]) == 1
+    assert "has no 'network'; there are: keras, model" in capsys.readouterr().err
+    assert cli.main(["plan", "nothing"]) == 1
+    assert "expected a SavedModel, a .keras file, or module:name" in capsys.readouterr().err
+
+
+def test_doctor_says_what_works(capsys):
+    assert cli.main(["doctor", "--json"]) == 0
+    states = {each["what"]: each["state"] for each in json.loads(capsys.readouterr().out)}
+    assert states["TensorFlow"] == states["op library"] == states["link"] == "works"
+    assert cli.main(["doctor"]) == 0
+    assert "tfmem works here" in capsys.readouterr().out

@@ -20,8 +20,11 @@ MIB = 1 << 20
 def optimize(x: Any, budget: int | None = None, **how: Any) -> Any:
     """`tfmem.optimize` as on a device of 1 MiB, which is the budget where none is given."""
     called = not isinstance(x, tf.Graph | tf.compat.v1.GraphDef)
-    engine = make_engine(tfmem.Options(memory_budget=budget), called)
-    return optimize_with(engine if engine.must_fit else replace(engine, budget=MIB), x, **how)
+    options = tfmem.Options(memory_budget=budget, offload=tfmem.OffloadOptions(split="never"))
+    engine = make_engine(options, called)
+    return optimize_with(
+        engine if engine.settings.must_fit else engine.under(replace(engine.settings, budget=MIB)), x, **how
+    )
 
 
 def notes(x: Any) -> str:

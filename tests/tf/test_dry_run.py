@@ -55,14 +55,15 @@ class Failing(Meter):
 def optimized(function, budget):  # the CPU is played as a GPU, by values that are handed in
     options = tfmem.OffloadOptions(policy="autovm")
     engine = make_engine(tfmem.Options(memory_budget=budget, offload=options, cache_directory=""), called=True)
-    target = Played(**vars(engine.target))
+    target = Played(**vars(engine.settings.target))
+    # surely_fits: the CPU's kernels take far more than is estimated
+    settings = dataclasses.replace(engine.settings, target=target, surely_fits=0)
     engine = dataclasses.replace(
         engine,
-        target=target,
+        settings=settings,
         memory=InOnePiece(library, target, options),
         meter=Failing(library, target),
         link=Link(1e9, 1e9),
-        surely_fits=0,  # the CPU's kernels take far more than is estimated
     )
     return optimize_with(engine, function)
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
+from tests.tiers import examples
 from tfmem import dynamic
 
 
@@ -104,7 +105,7 @@ def test_runs_are_equal_to_the_bit():
     ],
     ids=["sgd", "momentum", "adam"],
 )
-def test_fifty_steps_are_eager_tensorflows(ours, keras):
+def test_steps_are_eager_tensorflows(ours, keras):
     """Every word is in every batch, so that lazy updates of the table are not seen."""
     net, plain = TreeLSTM(words=3), TreeLSTM(words=3)
     trees = [tree for seed in range(4) for tree in random_trees(6, seed=seed, words=3)]
@@ -112,13 +113,13 @@ def test_fifty_steps_are_eager_tensorflows(ours, keras):
     batch = handle.batch([nodes(handle, tree) for tree in trees[:12]])
     assert set(batch.arguments.flat_values.numpy().tolist()) >= {0, 1, 2}
     found, expected = [], []
-    for _ in range(50):
+    for _ in range(examples(50)):
         found.append(float(tf.reduce_sum(handle.step(batch).losses)))
         losses, gradients = plain.gradients(trees[:12])
         expected.append(sum(losses))
         optimizer.apply_gradients(zip(map(tf.constant, gradients), plain.parameters, strict=True))
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert found[-1] < 0.9 * found[0]
+    assert found[-1] < 0.95 * found[0]
 
 
 def test_loss_weights_scale_gradients():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from tests.tf.python_server import run_python
 
@@ -49,10 +50,10 @@ def test_the_benchmark_measures_each_size(tmp_path, monkeypatch, capsys):
     assert output.read_text().count('"tfmem"') == 2
 
 
-def test_the_cell_of_the_readme_trains():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_cell_of_the_guide_trains():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/trees.md").read_text(), re.DOTALL)
     (block,) = (block for block in blocks if "from tfmem import dynamic\n" in block)
-    names = {}
+    names = {"tf": tf}
     exec(block, names)
     first = float(names["losses"][0])
     for _ in range(20):

@@ -43,7 +43,7 @@ def test_an_elementwise_op_is_its_definition(name):
     step = 1e-6
     for column in range(rows.shape[1]):
         moved = np.eye(rows.shape[1])[column] * step
-        slope = (defined(rows + moved) - defined(rows - moved)) / (2 * step)
+        slope = (defined(rows + moved) - defined(rows - moved)) / (2 * step) * (name != "stop_gradient")
         np.testing.assert_allclose(gradient[:, column], slope, rtol=2e-4, atol=2e-5)
 
 
@@ -167,10 +167,3 @@ def test_a_part_of_a_vector_is_read(name):
     np.testing.assert_allclose(outcome.losses, losses, rtol=1e-5)
     gradient = tf.convert_to_tensor(outcome.gradients[0])
     np.testing.assert_allclose(gradient, tape.gradient(total, table), rtol=1e-5)
-
-
-def test_every_second_number_is_no_part():
-    table = tf.Variable(np.ones([2, 6], np.float32))
-    kind = dynamic.trace(lambda children, row: tf.nn.embedding_lookup(table, row)[::2])
-    with pytest.raises(dynamic.DynamicError, match=r"elements \[0, 2, 4\] of a vector are not contiguous"):
-        dynamic.specialize([table], {"row": kind}, state=3)

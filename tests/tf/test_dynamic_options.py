@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from custom_ops.dynamic.codegen.program import DynamicProgram
-from graph_passes.analysis.cost import device as profiles
+from custom_ops.dynamic.codegen.gpu_program import DynamicProgram
+from graph_passes.analysis.cost import device_costs as profiles
 from tests.tf.python_server import run_python
 from tfmem import dynamic
 from tfmem.devices import Target

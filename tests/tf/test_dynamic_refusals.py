@@ -12,7 +12,7 @@ from custom_ops.errors import GradientError
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
 from tfmem import dynamic
 from tfmem.api import load_ops
-from tfmem.dynamic.parts import apply
+from tfmem.dynamic.parts import apply, in_halves
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_step_in_halves_leaves_it_too() -> None:
     net = Frozen().freeze("embedding", "kernel")
     handle = net.specialize(optimizer=dynamic.Adam())
     before = net.embedding.numpy(), net.kernel.numpy(), net.bias.numpy()
-    handle._step_in_halves(handle.batch(trees_of(handle)), None, None)
+    handle._step_of_gradients(in_halves, handle.batch(trees_of(handle)), None, None)
     assert np.array_equal(net.embedding, before[0])
     assert np.array_equal(net.kernel, before[1])
     assert not np.array_equal(net.bias, before[2])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from custom_ops import build_flags
-from custom_ops.dynamic.codegen.plan import Chip
-from custom_ops.dynamic.codegen.program import build
+from custom_ops.dynamic.codegen.gpu_program import build
+from custom_ops.dynamic.codegen.on_chip import Chip
 from tests.dynamic_specs import tree_rnn
 from tests.tf import native_programs
 

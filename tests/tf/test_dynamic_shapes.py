@@ -71,26 +71,9 @@ def tripled(x: tf.Tensor) -> tf.Tensor:
 
 
 WRONG = {
-    "softmax of rows": lambda x, i: tf.nn.softmax(tf.reshape(x, MATRIX)),
-    "mean of rows": lambda x, i: tf.reduce_mean(tf.reshape(x, MATRIX), 1),
-    "mean of columns": lambda x, i: tf.reduce_mean(tf.reshape(x, MATRIX), 0),
-    "sum of rows": lambda x, i: tf.reduce_sum(tf.reshape(x, MATRIX), -1),
-    "maximum of rows": lambda x, i: tf.reduce_max(tf.reshape(x, MATRIX), 1),
-    "concat along columns": lambda x, i: tf.concat([tf.reshape(x, MATRIX), tf.reshape(x * 2, MATRIX)], 1),
-    "split along columns": lambda x, i: tf.split(tf.reshape(x, MATRIX), 2, 1)[1],
-    "parts of columns": lambda x, i: tf.split(tf.reshape(x, MATRIX), [1, 3], -1)[0],
-    "outer product": lambda x, i: x[:4, None] * x[None, :4],
-    "a row to each row": lambda x, i: tf.reshape(x, MATRIX) + x[:4],
-    "bias": lambda x, i: tf.nn.bias_add(tf.reshape(x, MATRIX), x[:4]),
-    "rows backwards": lambda x, i: tf.reshape(x[:8], [2, 4])[:, 1::-1],
     "lookup along columns": lambda x, i: x * tf.gather(NET.square, i, axis=1),
     "a matrix that was reshaped": lambda x, i: x[:6] * tf.gather(tf.reshape(NET.square, [24, 6]), i),
     "product with a matrix that was reshaped": lambda x, i: tf.linalg.matvec(tf.reshape(NET.matrix, [4, 12]), x),
-    "product of rows": lambda x, i: tf.matmul(tf.reshape(x, [3, 4]), NET.matrix, transpose_b=True),
-    "select of rows": lambda x, i: tf.raw_ops.Select(
-        condition=x[:3] > 0, x=tf.reshape(x, [3, 4]), y=tf.reshape(-x, [3, 4])
-    ),
-    "a vector that is a matrix": lambda x, i: tf.matmul(x[None], tf.reshape(NET.vector, [12, 1])),
     "an effect": lambda x, i: NET.vector.assign_add(tf.ones([WIDTH])) * x,
     "a gradient of its own": lambda x, i: tf.grad_pass_through(tf.square)(x),
     "a registered gradient": lambda x, i: tripled(x),
@@ -110,14 +93,36 @@ def test_what_vectors_cannot_say_is_an_error_with_the_op_and_the_line(name: str)
 def test_the_line_is_the_one_of_the_op() -> None:
     def cell(children):
         x = tf.reshape(NET.vector, [3, 4])
-        return tf.reduce_sum(x, axis=1)
+        return tf.math.cumprod(x, axis=1)[:, 0]
 
-    message = rf"test_dynamic_shapes\.py:{cell.__code__.co_firstlineno + 2}: return tf\.reduce_sum\(x, axis=1\)\]"
+    message = (
+        rf"test_dynamic_shapes\.py:{cell.__code__.co_firstlineno + 2}: return tf\.math\.cumprod\(x, axis=1\)\[:, 0\]\]"
+    )
     with pytest.raises(dynamic.DynamicError, match=message):
         dynamic.specialize(NET.parameters, {"row": dynamic.trace(cell)})
 
 
 RIGHT = {
+    "softmax of rows": lambda x, i: tf.nn.softmax(tf.reshape(x, MATRIX)),
+    "a vector that is a matrix": lambda x, i: tf.matmul(x[None], tf.reshape(NET.vector, [12, 1])) * x,
+    "mean of rows": lambda x, i: tf.reduce_mean(tf.reshape(x, MATRIX), 1),
+    "mean of columns": lambda x, i: tf.reduce_mean(tf.reshape(x, MATRIX), 0),
+    "sum of rows": lambda x, i: tf.reduce_sum(tf.reshape(x, MATRIX), -1),
+    "maximum of rows": lambda x, i: tf.reduce_max(tf.reshape(x, MATRIX), 1),
+    "concat along columns": lambda x, i: tf.concat([tf.reshape(x, MATRIX), tf.reshape(x * 2, MATRIX)], 1),
+    "split along columns": lambda x, i: tf.split(tf.reshape(x, MATRIX), 2, 1)[1],
+    "parts of columns": lambda x, i: tf.split(tf.reshape(x, MATRIX), [1, 3], -1)[0],
+    "outer product": lambda x, i: x[:4, None] * x[None, :4],
+    "a row to each row": lambda x, i: tf.reshape(x, MATRIX) + x[:4],
+    "bias": lambda x, i: tf.nn.bias_add(tf.reshape(x, MATRIX), x[:4]),
+    "rows backwards": lambda x, i: tf.reshape(x[:8], [2, 4])[:, 1::-1],
+    "product of rows": lambda x, i: tf.matmul(tf.reshape(x, [3, 4]), NET.matrix, transpose_b=True),
+    "select of rows": lambda x, i: tf.raw_ops.Select(
+        condition=x[:3] > 0, x=tf.reshape(x, [3, 4]), y=tf.reshape(-x, [3, 4])
+    ),
+    "select of rows of a square": lambda x, i: tf.raw_ops.Select(
+        condition=x[:3] > 0, x=tf.reshape(x[:9], [3, 3]), y=tf.reshape(-x[:9], [3, 3])
+    ),
     "softmax of one row": lambda x, i: tf.nn.softmax(x[None]) * x,
     "a column": lambda x, i: tf.reshape(x, [12, 1]) * tf.reshape(tf.exp(x), [12, 1]),
     "sums of one number": lambda x, i: tf.reduce_sum(x[:, None], 1) * 3,
@@ -146,9 +151,8 @@ def test_what_vectors_can_say_is_tensorflows(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("outer product", r"shapes \(4, 1\) and \(1, 4\) are broadcast; expected equal shapes, or a single number"),
-        ("mean of columns", r"axes \[0\] of shape \[3, 4\]; expected all numbers of a vector"),
-        ("a matrix that was reshaped", r"a parameter of shape \[12, 12\] is used with shape \[24, 6\]; expected"),
+        ("lookup along columns", r"it looks up along axis 1; expected axis 0"),
+        ("a matrix that was reshaped", r"looks up a part of a parameter of shape \[12, 12\]; expected the whole"),
     ],
 )
 def test_the_error_says_what_was_found_and_expected(name: str, words: str) -> None:
@@ -303,18 +307,10 @@ class Random:
 
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 100), marks=pytest.mark.long)], ids=len)
-def test_random_functions_compute_what_tensorflow_computes_or_are_errors(seeds: range) -> None:
-    """Both happen often: most functions are read, and of the others not all fail at the same op."""
-    read, refused = 0, set()
+def test_random_functions_compute_what_tensorflow_computes(seeds: range) -> None:
     for seed in seeds:
         function = Random(seed).write(3 + seed % 8)
         try:
             NET.compare(function)
-            read += 1
-        except dynamic.DynamicError as error:
-            found = re.search(r"^kind 'row': op '[^']+' \((\w+)\): .* \[.+:\d+: .+\]$", str(error), re.DOTALL)
-            refused.add(found[1])
-        except AssertionError as error:
+        except (AssertionError, dynamic.DynamicError) as error:
             raise AssertionError(f"seed {seed}") from error
-    assert 0.5 * len(seeds) <= read <= 0.95 * len(seeds)
-    assert len(refused) > 2, refused

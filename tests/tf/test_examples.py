@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ if not (ROOT / "examples").is_dir():
     pytest.skip("the examples are not installed; run from a checkout", allow_module_level=True)
 pytest.importorskip("sklearn")
 
-from examples import images, models, train_cnn  # noqa: E402
+from examples import images, models, train_cnn, train_distributed  # noqa: E402
 
 
 @pytest.mark.sampled(3)
@@ -117,3 +120,55 @@ def test_training_with_tfmem_is_the_same_training_in_less_memory(tmp_path):
     assert report.budget < max(plain["peaks"])
     assert max(tfmem["peaks"][train_cnn.WARM_UP :]) < max(plain["peaks"][train_cnn.WARM_UP :])
     assert (tmp_path / "train_cnn.png").stat().st_size > 10_000
+
+
+@pytest.mark.long
+def test_replicas_train_alike_under_a_budget_for_each_device():
+    finished = run_python(
+        ["-m", "examples.train_distributed", "--steps=5"], environment={**os.environ, "TFMEM_CACHE_DIR": ""}, cwd=ROOT
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr[-2000:]
+    assert "the losses of 5 steps are bit for bit the same" in finished.stdout
+    assert re.search(r"on +CPU:0 \(2 devices\): budget .* measured", finished.stdout)
+
+
+def test_bad_arguments_of_distributed_training_are_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        train_distributed.parse(["--steps", "0"])
+    assert stopped.value.code == 2
+    assert "--steps must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_examples_take_what_is_installed_or_else_the_checkout(is_installed: bool, tmp_path: Path) -> None:
+    """`python examples NAME` from a folder elsewhere; links to the packages stand for an installation."""
+    probe = tmp_path / "sitecustomize.py"  # Python imports it first
+    probe.write_text(
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(sys.modules['tfmem'].__file__) if 'tfmem' in sys.modules else None)\n"
+    )
+    for package in ("tfmem", "graph_passes", "custom_ops") if is_installed else ():
+        (tmp_path / package).symlink_to(ROOT / package)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples"), "train_cnn", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    home = tmp_path if is_installed else ROOT
+    assert done.stdout.splitlines()[-1] == str(home / "tfmem" / "__init__.py")
+
+
+def test_an_unknown_example_is_refused_with_those_that_exist() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples"), "nothing"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert (
+        "there are: biaffine_parser, bilstm_tagger, graph_net, rvnn, serve_lstm, td_lstm, td_rnn, tour, train_cnn"
+        in done.stderr
+    )

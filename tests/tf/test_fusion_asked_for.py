@@ -131,7 +131,21 @@ def test_what_fits_is_stitched(way: Any, budget: Any) -> None:
     np.testing.assert_allclose(losses, Graph().losses(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [as_concrete_function, as_called_within])
+def test_where_something_moves_regions_and_moves_are_chosen_together(way: Any) -> None:
+    with pytest.raises(tfmem.InfeasibleBudgetError) as refused:
+        way(1 << 20)
+    budget = refused.value.smallest_budget + (1 << 20)
+    report, losses, messages = told(way, budget)
+    assert report.fusion in (FusionWhy.BY_MODEL, FusionWhy.SLOWER, FusionWhy.NO_ROOM)
+    assert bool(report.running) == (report.fusion == FusionWhy.BY_MODEL)
+    assert report.transfers or report.running
+    assert report.peak_predicted <= budget
+    assert len(messages) == (report.fusion == FusionWhy.NO_ROOM)
+    np.testing.assert_allclose(losses, Graph().losses(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", [as_graph, as_gradients, as_graph_def])
 def test_where_something_moves_the_user_is_told(way: Any) -> None:
     with pytest.raises(tfmem.InfeasibleBudgetError) as refused:
         way(1 << 20)

@@ -11,11 +11,13 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import tfmem
 from benchmarks.fusion import __main__ as command
-from benchmarks.fusion import breakdown, compare, kernels, long_run, planning, statistics, tables, worker
+from benchmarks.fusion import anyone, breakdown, compare, kernels, long_run, planning, statistics, tables, worker
 from benchmarks.fusion.cases import RECURRENT, SYSTEMS, TEN
+from benchmarks.fusion.coverage import covered
 from benchmarks.fusion.moves import MOVES
 from benchmarks.fusion.systems import System
 from benchmarks.fusion.workloads import make
+from benchmarks.fusion.workloads.anyone import WORKLOADS
 from benchmarks.records import FORMAT
 
 pytestmark = pytest.mark.timeout(600)  # one test waits for what all of them need
@@ -163,3 +165,32 @@ def test_a_stitched_step_strays_no_further_than_one_unit_in_the_last_place_would
     assert len(set(case["moved"])) > 1, "each is moved in its own way"
     assert len(case["permuted"]) == long_run.ORDERS
     assert min(case["permuted"]) > 0, "another order of the batch has to be another order of sums"
+
+
+def test_networks_of_anyone_have_sources_and_rows() -> None:
+    assert set(anyone.NETS) == set(WORKLOADS)
+    system = {"ms": 2.0, "first": 3.0}
+    case = {
+        "status": "ok",
+        "decided": 4.0,
+        "tuned": None,
+        "slowest_ms": 5.0,
+        "mean_ms": 2.5,
+        "commit": "abc",
+        "regions": 1,
+        "inside": 9,
+        "outside": 0,
+        "stitched": True,
+        "systems": {"graph": system, "tfmem": {"ms": 0.5}, "jit_compile": {"status": "refused"}},
+    }
+    title, row, failed = anyone.lines({"nerf": case, "gpt": {"status": "timeout", "message": "no result"}})
+    assert title.count("|") == row.count("|") == failed.count("|")
+    assert "| 4.0 " in row
+    assert "| 4.00 " in row  # over plain
+    assert "refused" in row
+
+
+def test_all_of_a_small_network_is_in_one_region() -> None:
+    found = covered("anyone/nerf")
+    assert (found.regions, found.outside.total()) == (1, 0)
+    assert found.kernels >= found.different > 5

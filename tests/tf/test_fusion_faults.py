@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.graph import rewrite
-from graph_passes.lower.writer import LoweringError
+from graph_passes.lower.program_writer import LoweringError
 from graph_passes.passes.fuse import apply
 from graph_passes.passes.fuse import plan as stitching
 from graph_passes.passes.prepare import apply as prepare_apply
@@ -21,7 +21,8 @@ from graph_passes.passes.prepare import plan as prepare
 from tests.tf.optimized_runs import in_a_process
 from tests.tf.stitched_steps import BY_MODEL, PASSES, batch, close, optimized, require_stitched
 from tfmem.capture import captured_source
-from tfmem.steps import contest as contests
+from tfmem.steps import comparing
+from tfmem.steps import fuser as fusers
 
 
 class InjectedError(Exception):
@@ -67,8 +68,8 @@ ALL = range(1_000_000)
         (stitching, "partition_graph", ALL, 0),
         (apply, "_rewrite", ALL, 0),
         (rewrite, "apply_rewrites", range(2), 1),  # of all, and of the first
-        (contests, "stitched", ALL, 0),
-        (contests, "key_of", ALL, 0),
+        (fusers, "stitched", ALL, 0),
+        (fusers, "key_of", ALL, 0),
     ],
 )
 def test_a_fault_costs_as_little_as_can_be(
@@ -102,7 +103,7 @@ def test_a_region_that_cannot_be_written_stays_and_says_why(monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["Copies", "flat_arguments"])
 def test_a_fault_while_timing_leaves_the_step_as_it_was(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(contests, name, failing(getattr(contests, name), ALL))
+    monkeypatch.setattr(comparing, name, failing(getattr(comparing, name), ALL))
     plain = two_regions()
     step = optimized(two_regions(), fusion=tfmem.FusionOptions(tune="full"))
     x, _ = batch()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tf import fake_gpu
 
-ON_FAKE_GPU = ("library_products", "ops", "orders", "product_steps", "products", "steps")
+ON_FAKE_GPU = ("budgets", "library_products", "ops", "orders", "product_steps", "products", "sparse", "steps", "tuning")
 
 
 def test_launches_in_flight_have_addresses_of_their_own(on_fake_driver: Callable[[str], None]) -> None:
@@ -17,6 +17,10 @@ def test_launches_in_flight_have_addresses_of_their_own(on_fake_driver: Callable
 
 def test_steps_run_in_any_order_that_they_allow(on_fake_driver: Callable[[str], None]) -> None:
     on_fake_driver("step_schedule")
+
+
+def test_ctas_that_wait_for_each_other_run_at_once(on_fake_driver: Callable[[str], None]) -> None:
+    on_fake_driver("kernel_launch")
 
 
 @pytest.mark.timeout(660)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,25 @@ import pytest
 
 import tfmem
 from custom_ops.errors import KernelError
+from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
+from custom_ops.fusion.search.bench import FusionBench
+from custom_ops.fusion.text import to_text
 from custom_ops.jit import nvrtc
-from graph_passes.analysis.cost import device as profiles
+from custom_ops.timing.tuner import Measured
+from graph_passes.analysis.cost import device_costs as profiles
+from graph_passes.passes.fuse.lower_region import Lowered
+from graph_passes.passes.fuse.partition.ilp import PatternChoice
+from graph_passes.passes.fuse.partition.partition import Schedule
+from graph_passes.passes.fuse.plan import FusionPlan, RegionPlan
+from graph_passes.report import RegionRecord
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.jit.test_fusion_programs import different
 from tfmem.devices import Target
 from tfmem.kernels import fusion_programs as module
+from tfmem.kernels import fusion_tuning
 from tfmem.kernels.fusion_programs import gpu_programs
+from tfmem.kernels.fusion_tuning import FusionKernels
 
 pytest_plugins = ("tests.fusion_device",)
 
@@ -35,8 +48,46 @@ def fixture_compiled(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> lis
 
     monkeypatch.setattr(nvrtc, "compiler_version", lambda: "12.9")  # part of a key of the cache
     monkeypatch.setattr(module, "Compilers", lambda: compile_source)
-    monkeypatch.setattr(module, "Device", lambda ordinal, **given: CpuDevice(driver=Driver(), **given))
+    for each in (module, fusion_tuning):
+        monkeypatch.setattr(each, "Device", lambda ordinal, **given: CpuDevice(driver=Driver(), **given))
     return found
+
+
+def plan_of(region: Region, programs: Sequence[FusionProgram]) -> FusionPlan:
+    record = RegionRecord("fusion_0", ())
+    lowered = Lowered(region, (), (), ())
+    schedule = Schedule((), PatternChoice((), 0.0, 0.0, (), 0, 0, 0, True))
+    plan = RegionPlan("fusion_0", schedule, lowered, to_text(region), record, programs=tuple(programs))
+    return FusionPlan((plan,))
+
+
+def test_nothing_is_timed_before_a_plan_runs_and_its_kernels_once_afterwards(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    region, options = different("add", "multiply", "add"), tfmem.Options(cache_directory=str(tmp_path))
+    times: list[str] = []
+    measure = FusionBench.measure
+
+    def counted(bench: FusionBench, configuration: Any, where: str) -> Measured:
+        times.append(configuration.template)
+        found = measure(bench, configuration, where)
+        return replace(found, nanoseconds=1e3 / len(times))  # the one that is timed last is the fastest
+
+    monkeypatch.setattr(FusionBench, "measure", counted)
+    kernels = FusionKernels(GPU, options, compilers=module.Compilers())
+    first = kernels.programs(region, PLACE)
+    assert len(compiled) == 2, "one configuration of each kernel"
+    assert not times
+    tuned = kernels.tuned(plan_of(region, first))
+    assert tuned.timed == 2
+    assert tuned.saved > 0
+    assert len(times) == 2 * (module.TIMED["fast"] or 0)
+    assert tuned.programs[to_text(region)] != tuple(first)
+    again = FusionKernels(GPU, options, compilers=module.Compilers())
+    count = len(compiled)
+    assert tuple(again.programs(region, PLACE)) == tuned.programs[to_text(region)], "another process finds the times"
+    assert again.tuned(plan_of(region, first)).programs == tuned.programs
+    assert (len(times), len(compiled)) == (2 * (module.TIMED["fast"] or 0), count)
 
 
 def made(region: Region, tmp_path: Path, tune: Any) -> list[Any]:

@@ -10,7 +10,8 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graph_passes.lower.kernel import LoweringError
+from graph_passes.lower.lower_nodes import LoweringError
+from graph_passes.refusals import Reason
 from tests.tf.fusion_lowering import Lowered
 from tests.tiers import examples
 
@@ -112,7 +113,7 @@ def test_random_graphs(data):
     try:
         lowered = Lowered(function, *values)
     except LoweringError as error:
-        if "no sum over axes" not in str(error):
+        if error.refusal.reason not in (Reason.RESHAPED, Reason.REPEATED):  # no form of an access holds these
             raise
         return
     for found, expected in zip(lowered.run(), lowered.expected(), strict=True):

@@ -204,6 +204,17 @@ GATHERS = {
     "columns": lambda x, i: raw.GatherV2(params=x, indices=i, axis=-1),
     "of a sum": lambda x, i: raw.GatherV2(params=x + x[:, :1], indices=i[0], axis=0),
     "of a reshape": lambda x, i: raw.GatherV2(params=raw.Reshape(tensor=x * x, shape=[6, 4]), indices=i, axis=0),
+    "of a batch": lambda x, i: raw.GatherV2(params=x[:3], indices=i, axis=1, batch_dims=1),
+    "of a batch, from the end": lambda x, i: raw.GatherV2(params=x[1:], indices=i, axis=-1, batch_dims=-1),
+    "of a batch, further in": lambda x, i: raw.GatherV2(
+        params=raw.Reshape(tensor=x[:3] * x[:3], shape=[3, 1, 6]), indices=i, axis=2, batch_dims=1
+    ),
+    "rows of a batch": lambda x, i: raw.GatherV2(
+        params=raw.Reshape(tensor=x, shape=[2, 4, 3]), indices=i[:2], axis=1, batch_dims=1
+    ),
+    "all of a batch": lambda x, i: raw.GatherV2(
+        params=raw.Reshape(tensor=x, shape=[3, 2, 4]), indices=i, axis=2, batch_dims=2
+    ),
     "nd": lambda x, i: raw.GatherNd(params=x, indices=i),
     "one hot": lambda x, i: raw.OneHot(indices=i, depth=5, on_value=x[0, 0], off_value=0.5, axis=1),
     "one hot last": lambda x, i: raw.OneHot(indices=i, depth=3, on_value=1.0, off_value=x[1, 1], axis=-1),

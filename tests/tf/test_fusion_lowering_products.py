@@ -13,7 +13,7 @@ from custom_ops.expr import reference
 from custom_ops.expr.nodes import Reduce
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.serde import from_tf_graph
-from graph_passes.lower.kernel import LoweredKernel, lower_kernel
+from graph_passes.lower.lower_nodes import LoweredKernel, lower_kernel
 from graph_passes.lower.shapes import Shapes
 
 

@@ -13,8 +13,9 @@ from custom_ops.expr import reference
 from graph_passes.analysis.device_support import CUDA, on_a_cpu, within
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.graph.serde import from_tf_graph
-from graph_passes.lower.segments import MOST_LOOKED_AT
-from graph_passes.lower.writer import LoweringError
+from graph_passes.lower.program_writer import LoweringError
+from graph_passes.lower.segment_sums import MOST_TOGETHER
+from graph_passes.refusals import Reason
 from tests.tf.fusion_lowering import Lowered
 from tests.tf.stitched_steps import close, optimized
 
@@ -55,7 +56,7 @@ def test_what_is_not_counted_is_not_a_number() -> None:
     np.testing.assert_array_equal(reference.run(program, tensors)[0], [[np.inf, 2], [4, 5], [np.nan, 1]])
 
 
-def found(segments: int, ids: int, columns: int | None) -> tuple[NodePattern, NodePattern]:
+def found(segments: int, ids: int | None, columns: int | None) -> tuple[NodePattern, NodePattern]:
     """The op_pattern of a sum of segments on a CPU and on a GPU."""
     specs = [tf.TensorSpec([ids, columns]), tf.TensorSpec([ids], tf.int32)]
     graph = from_tf_graph(tf.function(summed(segments)).get_concrete_function(*specs).graph)
@@ -68,13 +69,29 @@ def test_where_it_is_computed() -> None:
     on_cpu, on_gpu = found(1024, 128, 64)
     assert (on_cpu.pattern, on_gpu.pattern) == (OpPattern.CALL, OpPattern.REDUCTION)
     assert "an id that is no segment's" in str(on_cpu.reason)
-    assert 1 << 11 << 13 <= MOST_LOOKED_AT < 1 << 12 << 13
-    assert [found(1 << 11, 1 << 13, 1)[1].pattern, found(1 << 12, 1 << 13, 1)[1].pattern] == [
+    assert 1 << 16 << 13 << 8 <= MOST_TOGETHER < 1 << 17 << 13 << 8
+    assert [found(1 << 16, 1 << 13, 1 << 8)[1].pattern, found(1 << 17, 1 << 13, 1 << 8)[1].pattern] == [
         OpPattern.REDUCTION,
         OpPattern.OPAQUE,
     ]
+    assert found(1 << 16, None, 1 << 8)[1].pattern is OpPattern.REDUCTION  # a batch of any size
     unknown = found(16, 8, None)[1]
-    assert (unknown.pattern, str(unknown.reason)[:16]) == (OpPattern.OPAQUE, "how many numbers")
+    assert unknown.pattern is OpPattern.OPAQUE
+    assert unknown.reason == Reason.SIZED_BY_DATA(because=Reason.SEGMENTS_UNKNOWN(), op="UnsortedSegmentSum")
+
+
+def test_a_large_sum_that_is_read_in_another_shape_is_another_kernel() -> None:
+    """There no first dimension is an axis, so that each result would look at all ids alone."""
+
+    def step(data: Any, ids: Any) -> Any:
+        return tf.reshape(summed(1 << 13)(data, ids), [1 << 7, 1 << 6, 4]) * 2
+
+    data, ids = given((1 << 10,), 1 << 13, inner=(4,))
+    with pytest.raises(LoweringError, match="read in another shape") as raised:
+        Lowered(step, data, ids)
+    assert raised.value.refusal.reason is Reason.SEGMENTS_PLACE
+    small = Lowered(lambda data, ids: tf.reshape(summed(8)(data, ids), [2, 4, 6]) * 2, *given((7,), 8))
+    np.testing.assert_array_equal(small.run()[0], small.expected()[0])
 
 
 def test_what_is_added_up_is_computed_before() -> None:

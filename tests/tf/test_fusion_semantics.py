@@ -270,5 +270,5 @@ def distributed() -> tuple[str, float, float]:
 
 def test_what_runs_under_a_distribution_strategy_is_fused_without_timing() -> None:
     why, found, expected = in_a_process(distributed)
-    assert "steps of several replicas are not timed" in why
+    assert "stitched on all replicas" in why
     assert found == pytest.approx(expected, rel=1e-5)

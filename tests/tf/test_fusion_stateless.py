@@ -13,8 +13,9 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.expr import reference
-from custom_ops.expr.op import FLOATS, INTEGERS
-from custom_ops.expr.philox import draw
+from custom_ops.expr.philox import draw, seeded
+from custom_ops.expr.program import ProgramError
+from custom_ops.expr.table_entry import FLOATS, INTEGERS
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.region import Kernel, Region, TensorType
 from custom_ops.load import load
@@ -205,7 +206,7 @@ def test_a_keras_model_drops_what_it_dropped() -> None:
         for region in report.regions
         for step in region.steps
         for name, op in step.ops
-        if op == "StatelessRandomUniformV2"
+        if op == "StatelessRandomUniform"
     ]
     assert [kind for _, kind in drawn] == ["kernel"] * 2
     assert all("is in region" in tfmem.explain(net.model, name) for name, _ in drawn)
@@ -226,3 +227,78 @@ def test_stateful_ops_stay_outside() -> None:
     step = optimized(tf.function(lambda x: tf.nn.softmax(tf.nn.dropout(x * 2, 0.5, seed=1)) + 1.0))
     step(tf.ones((8, 16)))
     assert "RandomUniform" not in stitched_ops(tfmem.report(step))
+
+
+SEEDS = [(0, 0), (1, 2), (-1, -(2**63)), (2**63 - 1, 2**31), (2**40 + 5, -7)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_gives_what_tensorflow_draws(vector_bytes: int, dtype: str, seed: tuple[int, int]) -> None:
+    given, count = np.array(seed, np.int64), 70
+    expected = raw.StatelessRandomUniform(shape=[count], seed=given, dtype=dtype).numpy()
+    np.testing.assert_array_equal(draw(dtype, *seeded(given), np.arange(count)).astype(expected.dtype), expected)
+    text = f"program 1\naxes {count}\ntensor int64 1\nrandom {dtype} 0 0 a0\noutput 0 0\n"
+    types = (TensorType("int64", (2,)), TensorType(dtype, (count,)))
+    (found,) = load().fusion(Region(1, (), types, (Kernel(from_text(text), (0,), (1,)),), (1,)), [given])
+    np.testing.assert_array_equal(np.asarray(found).view(expected.dtype), expected)
+
+
+def test_a_seed_has_two_numbers() -> None:
+    program = from_text("program 1\naxes 4\ntensor int64 1\nrandom float32 0 0 a0\noutput 0 0\n")
+    types = (TensorType("int64", (3,)), TensorType("float32", (4,)))
+    with pytest.raises(ProgramError, match="a seed of 3 numbers; expected 2"):
+        reference.run(program, [np.zeros(3, np.int64)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a seed has 3 numbers; expected 2"):
+        load().fusion(Region(1, (), types, (Kernel(program, (0,), (1,)),), (1,)), [np.zeros(3, np.int64)])
+
+
+def seeded_dropout(x: Any, state: Any, cast: Any = tf.int32) -> Any:
+    """As Keras draws: a seed of a state of int64."""
+    seed = tf.cast(tf.math.floormod(state, tf.constant(2**31 - 2, tf.int64)), cast)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        dropped = tf.nn.experimental.stateless_dropout(tf.tanh(x), 0.3, seed=seed)
+    return dropped, tape.gradient(dropped, x)
+
+
+@pytest.mark.parametrize("cast", [tf.int32, tf.int64])
+def test_dropout_reads_its_seed_within_a_region(cast: Any) -> None:
+    plain, step = (tf.function(partial(seeded_dropout, cast=cast)) for _ in range(2))
+    step = optimized(step)
+    for state in SEEDS:
+        given = (
+            tf.constant(np.random.default_rng(0).normal(size=(9, 7)).astype(np.float32)),
+            tf.constant(state, tf.int64),
+        )
+        for found, expected in zip(step(*given), plain(*given), strict=True):
+            np.testing.assert_array_equal(found == 0, expected == 0)
+            np.testing.assert_allclose(found, expected, 1e-5)
+    report = require_stitched(step, "StatelessRandomUniform", "FloorMod")
+    assert len(report.regions) == 1
+    assert not [name for name, _ in report.not_stitched if "KeyCounter" in name]
+
+
+def test_a_seed_that_a_cast_changes_is_cast() -> None:
+    """2^32 and 0 are one seed of int32."""
+
+    def function(x: Any, state: Any) -> Any:
+        return tf.nn.experimental.stateless_dropout(tf.tanh(x), 0.3, seed=tf.cast(state, tf.int32))
+
+    plain, step = tf.function(function), optimized(tf.function(function))
+    given = tf.ones([40]), tf.constant([2**32, 2**33 + 5], tf.int64)
+    np.testing.assert_array_equal(step(*given), plain(*given))
+    assert "StatelessRandomUniform" not in stitched_ops(tfmem.report(step))
+
+
+@pytest.mark.parametrize("divisor", [2**31 - 2, 7, -3, 1, -1, 2**32 - 1])
+def test_remainders_of_int64_are_exact(divisor: int) -> None:
+    edges = [0, 1, -1, divisor, -divisor, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63), 2**63 - 2, 5 * divisor + 1]
+    given = np.concatenate([np.array(edges, np.int64), np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 500)])
+
+    def function(x: Any) -> Any:
+        return tf.math.floormod(x, tf.constant(divisor, tf.int64)) + 1
+
+    lowered = Lowered(function, given)
+    for found in (lowered.run()[0], optimized(tf.function(function))(tf.constant(given))):
+        np.testing.assert_array_equal(found, given % divisor + 1)

@@ -10,9 +10,11 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.fusion.region import Assign, Read, Region, Step, TensorType, View
+from custom_ops.fusion.text import to_text
 from custom_ops.load import load
 from tests.tf.fusion_calls import call
 from tests.tf.fusion_variables import ADD, FOUR, INCREMENT, kernel, ones
+from tfmem.steps.dry_run import without_updates
 
 # Reads another number than it writes.
 ROTATE = """program 1
@@ -53,6 +55,28 @@ def test_a_variable_is_updated_where_it_lies() -> None:
         load().fusion(INCREMENT, [ones()], [v.handle])
     np.testing.assert_array_equal(v, [4] * 4)
     assert address(v) == before
+
+
+@pytest.mark.parametrize("outputs", [(1,), (2,), (1, 2)], ids=["old", "new", "both"])
+def test_a_dry_run_leaves_the_variable(outputs: tuple[int, ...]) -> None:
+    region = Region(1, (FOUR,), INCREMENT.values, INCREMENT.steps, outputs)
+    v = tf.Variable(ones())
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return load().fusion(region, [x], [v.handle])
+
+    graph_def = without_updates(step.get_concrete_function(ones()).graph.as_graph_def())
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        node = next(each for each in graph.get_operations() if each.type == "TfmemFusion")
+        assert node.get_attr("dry_run")
+    kinds = {"args": [ones()], "variables": [v.handle], "T_out": [tf.float32] * len(outputs), "region": to_text(region)}
+    for dry_run, values in ((True, [1, 2]), (True, [1, 2]), (False, [1, 2]), (True, [2, 3])):
+        found = load().ops.tfmem_fusion(dry_run=dry_run, **kinds)
+        for place, value in zip(outputs, found, strict=True):
+            np.testing.assert_array_equal(value, [values[place - 1]] * 4)
+    np.testing.assert_array_equal(v, [2] * 4)
 
 
 def test_who_holds_the_old_value_keeps_it() -> None:

@@ -104,7 +104,7 @@ def test_the_report_tells_of_training_first(library: Any, flow: Any) -> None:
     assert report.budget == 8 << 30
     assert [report.function, *(part.function for part in report.others)] == ["train", "test", "predict"]
     text = str(report)
-    assert text.index("report: train: ") < text.index("report: test: ") < text.index("report: predict: ")
+    assert text.index(".fit`") < text.index(".evaluate`") < text.index(".predict`")
 
 
 @pytest.mark.sampled(2)

@@ -125,8 +125,9 @@ def test_a_profile_beside_unknown_memory_is_neither_kept_nor_found(tmp_path):
     options = tfmem.Options(cache_directory=str(tmp_path))
     target = SimpleNamespace(is_gpu=False, memory=1 << 30)
     memory = SimpleNamespace(in_use_alone=None)
-    engine = SimpleNamespace(options=options, observes=True, target=target, memory=memory)
-    known = Known(engine, SimpleNamespace(fingerprint=lambda budget: "key"), 1 << 20, BatchProfiles())
+    settings = SimpleNamespace(options=options, observes=True, target=target)
+    engine = SimpleNamespace(settings=settings, memory=memory)
+    known = Known(engine, SimpleNamespace(fingerprint=lambda: "key"), BatchProfiles())
     known.keep(None)
     assert not list(tmp_path.rglob("*"))
     assert known.find() is None

@@ -32,7 +32,8 @@ def test_function_is_equal_to_the_bit_within_its_budget(new_net, batch, flow, sm
 
 
 def test_gradients_of_gradients(smallest):
-    x = np.random.default_rng(0).random((512, 128)).astype(np.float32)
+    # A tensor: each call would make another one of an array, of 256 KiB, and the last call's may still be in memory.
+    x = tf.constant(np.random.default_rng(0).random((512, 128)).astype(np.float32))
     first = np.random.default_rng(1).normal(size=(4, 128, 128)).astype(np.float32) / 10
 
     def made():

@@ -25,7 +25,7 @@ RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
 LATER = [(1, measuring, "observe"), (1, trials.Plans, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
-LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, settling, "best_of")]
+LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, settling, "best_trial")]
 LATER += [(2, contract, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
 LATER += [(3, measuring, "checked")]
 

@@ -13,7 +13,7 @@ import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
-from custom_ops.recurrent.program import Program
+from custom_ops.recurrent.gpu_program import Program
 from graph_passes.passes.products.apply import MATMUL_OP
 from graph_passes.passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
 from graph_passes.report import Report
@@ -57,7 +57,7 @@ def test_the_inputs_product_does() -> None:
     trace = inference()
     function, plan, ops = replaced(trace)
     assert ops.count(MATMUL_OP) == 1
-    assert [note.startswith("on tensor cores, as accurate as float32: ") for note in plan.notes] == [True]
+    assert [note.startswith("matmuls on tensor cores, as accurate as float32: ") for note in plan.notes] == [True]
     compare(trace, function, [data(3, 7, 256)])
     assert plan.notes[0] in with_replacements(Report("graph", "GPU", "", "unchanged: fits", 0, 0), plan).notes
 
@@ -92,8 +92,8 @@ def test_without_a_compiler_they_stay_and_the_report_says_why(monkeypatch: pytes
     _, plan, ops = replaced(inference())
     assert MATMUL_OP not in ops
     (note,) = plan.notes
-    assert note.startswith("in TensorFlow's float32: ")
-    assert note.endswith("(no kernels for this device: no such compiler)")
+    assert note.startswith("matmuls in TensorFlow's float32: ")
+    assert note.endswith("(there are no kernels for this device: no such compiler)")
 
 
 def test_so_do_products_of_gradients() -> None:

@@ -31,6 +31,7 @@ OPS: dict[str, tuple[int, Callable[..., Any]]] = {
     name: (op.arity, raw_op(name, op.arity)) for op in FLOAT_OPS.values() for name in op.tf_ops if name not in WITHOUT
 }
 OPS |= {
+    "StopGradient": (1, tf.stop_gradient),
     "AddN": (2, lambda x, y: raw.AddN(inputs=[x, y])),
     "LeakyRelu": (1, lambda x: raw.LeakyRelu(features=x, alpha=0.3)),
     "ClipByValue": (3, lambda x, low, high: raw.ClipByValue(t=x, clip_value_min=low, clip_value_max=high)),

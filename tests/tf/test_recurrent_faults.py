@@ -21,7 +21,7 @@ from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.passes.recurrent import plan
 from graph_passes.passes.recurrent.find import roll
 from graph_passes.passes.recurrent.lower import bidirectional, loop
-from graph_passes.passes.recurrent.train import plan as training
+from graph_passes.passes.recurrent.train import plan_training as training
 from graph_passes.passes.recurrent.train import trained
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 from tfmem.capture import captured_source
@@ -85,8 +85,8 @@ def check(function: Any, replaced: int) -> tfmem.Report:
     report = tfmem.report(optimized)
     assert len(report.replaced) == replaced, report
     said = [str(each.message) for each in caught if each.category is custom_ops.errors.TfmemWarning]
-    assert sum("fault" in text for text in said) == 1, said
-    assert any("fault" in line for line in report.not_replaced), report
+    assert sum("a bug" in text for text in said) == 1, said
+    assert any("a bug" in line for line in report.not_replaced), report
     assert any("Traceback" in note and "on purpose" in note for note in report.notes), report
     return report
 
@@ -166,7 +166,7 @@ def test_a_graph_that_is_none(monkeypatch: pytest.MonkeyPatch, harm: str) -> Non
     x = tf.constant(numbers(4, STEPS, INPUTS))
     plain = tf.nest.flatten(function(x))
     optimized = tfmem.optimize(function)
-    with pytest.warns(custom_ops.errors.TfmemWarning, match="fault"):
+    with pytest.warns(custom_ops.errors.TfmemWarning, match="a bug"):
         found = tf.nest.flatten(optimized(x))
     for before, after in zip(plain, found, strict=True):
         np.testing.assert_array_equal(after, before)
@@ -206,7 +206,7 @@ def test_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(custom_ops.errors.TfmemWarning) if broken else contextlib.nullcontext():
             losses.append(network.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"])
         if broken:
-            assert "fault" in str(tfmem.report(network))
+            assert "a bug" in str(tfmem.report(network))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
@@ -226,7 +226,7 @@ def test_a_live_graph(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, e
         x = tf.compat.v1.placeholder(tf.float32, [STEPS, 4, UNITS], name="x")
         y = tf.scan(lambda h, item: tf.tanh(item + 0.5 * h), x, tf.zeros([4, UNITS]))
     monkeypatch.setattr(module, name, failing(getattr(module, name), range(1), error))
-    with pytest.warns(custom_ops.errors.TfmemWarning, match="fault"):
+    with pytest.warns(custom_ops.errors.TfmemWarning, match="a bug"):
         tfmem.optimize(graph, fetches=[y.name])
     assert "on purpose" in str(tfmem.report(graph))
     with tf.compat.v1.Session(graph=graph, config=tfmem.session_config()) as session:

@@ -61,13 +61,13 @@ def weights() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_a_python_loop_over_slices(backwards: bool) -> None:
+def test_a_python_loop_over_some_slices(backwards: bool) -> None:
     w, r = weights()
 
     @tf.function
     def inference(x: Any) -> Any:
         h = tf.zeros([BATCH, UNITS])
-        for step in range(STEPS)[:: -1 if backwards else 1]:
+        for step in range(STEPS - 1)[:: -1 if backwards else 1]:
             h = tf.tanh(x[:, step] @ w + h @ r)
         return h
 
@@ -94,29 +94,29 @@ def test_a_cell_that_is_a_function_of_its_own() -> None:
     @tf.function
     def inference(x: Any) -> Any:
         h = tf.zeros([BATCH, UNITS])
-        for step in range(STEPS):
+        for step in range(STEPS - 1):
             h = cell(x[:, step], h)
         return h
 
     (line,) = reported(inference, tf.constant(numbers(BATCH, STEPS, INPUTS))).not_replaced
-    assert f"{STEPS} steps" in line
+    assert f"{STEPS - 1} steps" in line
 
 
-def test_items_at_another_place_than_the_steps_number() -> None:
+def test_items_in_an_order_that_data_says() -> None:
     w, r = weights()
 
     @tf.function
     def inference(x: Any) -> Any:
-        x = tf.transpose(x, [1, 0, 2])
+        x, order = tf.transpose(x, [1, 0, 2]), tf.constant([2, 0, 1, 4, 3])
 
         def step(i: Any, h: Any) -> Any:
-            return i + 1, tf.tanh(x[STEPS - 1 - i] @ w + h @ r)
+            return i + 1, tf.tanh(x[order[i]] @ w + h @ r)
 
         return tf.while_loop(lambda i, h: i < STEPS, step, [0, tf.zeros([BATCH, UNITS])])[1]
 
     (line,) = reported(inference, tf.constant(numbers(BATCH, STEPS, INPUTS))).not_replaced
-    assert "(StridedSlice): a step reads" in line
-    assert "at other places than its number" in line
+    assert "(StridedSlice) reads" in line
+    assert "does not count the steps" in line
 
 
 def test_convolutions() -> None:
@@ -152,7 +152,7 @@ def test_static_rnn(trained: bool) -> None:
             fetched += tf.gradients(fetched[0], tf.compat.v1.trainable_variables())
     tfmem.optimize(graph, fetches=[tensor.name for tensor in fetched])
     (line,) = tfmem.report(graph).not_replaced
-    assert (WITH_GRADIENT if trained else "edited") in line
+    assert (WITH_GRADIENT if trained else "not in a tf.Graph") in line
 
 
 # ---- graphs without a recurrence ----

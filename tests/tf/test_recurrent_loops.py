@@ -176,20 +176,20 @@ def test_autograph() -> None:
 NOT_MATCHED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a condition on data": (
         lambda x: tf.while_loop(lambda h: tf.reduce_sum(h) < 5, lambda h: [tf.tanh(h @ R) + 1], [x[0] @ W]),
-        "not a count of steps",
+        "counts no steps to a bound",
     ),
     "a mean over the batch": (
         loop(one(lambda x, h, t: plain(x, h) - tf.reduce_mean(h, 0))),
         r"'while/Mean' \(Mean\) sums over the batch",
     ),
-    "an op without a word": (loop(one(lambda x, h, t: tf.nn.softmax(h @ R) + x @ W)), "'while/Softmax' is a Softmax"),
+    "an op without a word": (loop(one(lambda x, h, t: tf.math.lgamma(h @ R) + x @ W)), "'while/Lgamma' is a Lgamma"),
     "a random op": (
         loop(one(lambda x, h, t: plain(x, h) * tf.cast(tf.random.categorical(h, 1), tf.float32))),
         r"Multinomial\) has side effects, or is random",
     ),
     "a product with itself": (
         loop(one(lambda x, h, t: plain(x, h @ tf.matmul(h, h, transpose_a=True)))),
-        r"MatMul\) is not a product of a state with a fixed matrix",
+        r"MatMul\) is not a product",
     ),
     "widths that differ": (
         lambda x: tf.while_loop(
@@ -216,12 +216,9 @@ def test_what_a_cell_cannot_say_stays(name: str) -> None:
         assert not plan.unmatched, str(plan)
 
 
-def test_stacked_cells_of_different_width_stay() -> None:
+def test_stacked_cells_of_different_width() -> None:
     cells = [keras.layers.LSTMCell(UNITS), keras.layers.LSTMCell(UNITS + 1)]
-    layer = randomised(keras.layers.RNN(cells))
-    *_, plan, ops = with_layers_replaced(layer, SEQUENCE)
-    assert RECURRENT_OP not in ops
-    assert plan.unmatched[0].reason.reason is Reason.STATE_WIDTHS
+    check(randomised(keras.layers.RNN(cells)), [SEQUENCE], [X])
 
 
 def test_a_loop_that_data_decides_about_stays() -> None:
@@ -236,7 +233,7 @@ def test_a_loop_that_data_decides_about_stays() -> None:
     assert plan.unmatched[0].reason.reason is Reason.LOOP_IN_BRANCH
 
 
-@pytest.mark.parametrize("activation", [tf.tanh, tf.nn.softmax])
+@pytest.mark.parametrize("activation", [tf.tanh, tf.math.lgamma])
 def test_an_implementation_is_inlined_only_if_it_is_replaced(activation: Callable[[Any], Any]) -> None:
     """Grappler may still choose another one, such as cuDNN's."""
 
@@ -252,7 +249,7 @@ def test_an_implementation_is_inlined_only_if_it_is_replaced(activation: Callabl
     else:
         assert "PartitionedCall" in ops
         assert [loop.carrier for loop in plan.unmatched] == ["StatelessWhile"]
-        assert "Softmax" in str(plan.unmatched[0].reason)
+        assert "Lgamma" in str(plan.unmatched[0].reason)
         graph = serde.from_graph_def(capture_concrete(trace).graph_def, functions=True)
         assert plan_inference(graph).unmatched[0].reason.reason is Reason.LOOP_IN_CALL
 
@@ -269,7 +266,7 @@ def test_assignments_in_a_loop_stay() -> None:
 
     *_, plan, ops = with_layers_replaced(run, SEQUENCE)
     assert RECURRENT_OP not in ops
-    assert "AssignAddVariableOp) has side effects" in str(plan.unmatched[0].reason)
+    assert "AssignAddVariableOp) assigns a variable in every step" in str(plan.unmatched[0].reason)
 
 
 def test_weights_are_read_when_the_function_runs() -> None:

@@ -315,3 +315,15 @@ def test_results_do_not_depend_on_the_threads() -> None:
         assert run.returncode == 0, run.stderr
         found.add(run.stdout.split()[-1])
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.name)
+def test_where_there_is_one_unit_vectors_are_of_rows(library: Library, vector_bytes: int, dtype: tf.DType) -> None:
+    for batch in (1, 19, 530):
+        for name in ("gru canonical", "layer_norm_lstm"):
+            cell = cells_of(1)[name]
+            given = rounded(tensors_of(cell, 1, 6, batch), dtype)
+            found, ends = recurrent(library.ops, cell, 1, *in_dtype(given, dtype))
+            expected, finals = reference.run(cell, 1, *given)
+            error = max(distances((found, ends), (expected, finals)))
+            assert error < TOLERANCE[dtype], (vector_bytes, name, batch)

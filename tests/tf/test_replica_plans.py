@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from graph_passes.errors import ReplicasError
-from graph_passes.graph.ir import Graph
+from graph_passes.analysis.memory.observe import Sample
+from graph_passes.decision import Decision, Missed
+from graph_passes.errors import HostMemoryError, ReplicasError
+from graph_passes.graph.ir import Function, Graph, Node
 from graph_passes.pipeline import Step
+from graph_passes.report import Report
 from tests.spmd_graphs import Spmd, training_step
 from tests.tf.memory_in_use import in_use
 from tfmem.api import make_engine
 from tfmem.options import Options
 from tfmem.runtime.engine import Engine
-from tfmem.steps.replicas import plan_replicas
+from tfmem.runtime.estimate import Timed
+from tfmem.steps.replicas import (
+    budgets_on_devices,
+    describe_replicas,
+    estimated,
+    measured_replicas,
+    plan_replicas,
+    probes_of,
+    replanned,
+    timed_lanes,
+    undivided,
+)
 
 NET = Spmd((2, 3, 1, 2, 4), (0, 0, 0, 1, 2), 2, 2)
 AMPLE = 1 << 34
@@ -31,14 +47,14 @@ def fixture_engine() -> Engine:
 
 
 def scarce(step: Step, engine: Engine) -> int:
-    plans = plan_replicas(step, engine, AMPLE)
+    plans = plan_replicas(step, engine, {"CPU:0": AMPLE})
     assert not any(each.plan.moves for each in plans)
     return round(0.9 * (sum(each.timeline.peak for each in plans) - in_use())) + in_use()
 
 
 def test_tensors_move_where_collectives_have_an_order(engine: Engine) -> None:
     step = Step.read(on_cpus(training_step(NET)))
-    assert all(each.plan.moves for each in plan_replicas(step, engine, scarce(step, engine)))
+    assert all(each.plan.moves for each in plan_replicas(step, engine, {"CPU:0": scarce(step, engine)}))
 
 
 def test_collectives_without_an_order_are_refused(engine: Engine) -> None:
@@ -47,7 +63,7 @@ def test_collectives_without_an_order_are_refused(engine: Engine) -> None:
     step = Step.read(graph)
     budget = scarce(step, engine)  # where nothing moves, their order does not matter
     with pytest.raises(ReplicasError, match=r"has no order among those of .*; train with a smaller batch"):
-        plan_replicas(step, engine, budget)
+        plan_replicas(step, engine, {"CPU:0": budget})
 
 
 def test_collectives_of_other_processes_are_refused(engine: Engine) -> None:
@@ -55,4 +71,140 @@ def test_collectives_of_other_processes_are_refused(engine: Engine) -> None:
     step = Step.read(graph)
     graph.constants["size0/1"][...] = 4
     with pytest.raises(ReplicasError, match="waits for devices of other processes"):
-        plan_replicas(step, engine, scarce(step, engine))
+        plan_replicas(step, engine, {"CPU:0": scarce(step, engine)})
+
+
+def test_the_moves_of_all_devices_count_for_the_host_together(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    budgets = {"CPU:0": scarce(step, engine)}
+    plans = plan_replicas(step, engine, budgets)
+    moved = [sum(each.timeline.buffers[move.buffer].nbytes for move in each.plan.moves) for each in plans]
+    assert all(moved)
+    for limit, fits in ((sum(moved), True), (sum(moved) - 1, False)):
+        assert limit >= max(moved)
+        bounded = make_engine(
+            replace(engine.settings.options, offload=replace(engine.settings.options.offload, spill_budget=limit))
+        )
+        with nullcontext() if fits else pytest.raises(HostMemoryError, match="spill_budget"):
+            plan_replicas(step, bounded, budgets)
+
+
+def test_the_report_has_figures_of_each_allocator(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    budgets = {"CPU:0": scarce(step, engine)}
+    plans = plan_replicas(step, engine, budgets)
+    report = describe_replicas(step, plans, engine, "train")
+    (found,) = report.devices
+    assert (found.device, found.lanes, found.budget) == ("CPU:0", 2, budgets["CPU:0"])
+    assert (found.peak_before, found.peak_predicted) == (report.peak_before, report.peak_predicted)
+    assert found.peak_predicted <= budgets["CPU:0"] < found.peak_before
+    assert found.peak_measured is None
+    assert (found.bytes_out, found.bytes_in, found.transfers) == (
+        report.bytes_out_predicted,
+        report.bytes_in_predicted,
+        len(report.transfers),
+    )
+    assert found.transfers == sum(len(each.plan.moves) for each in plans) > 0
+    assert Report.from_json(report.to_json()) == report
+    assert "CPU:0 (2 devices): budget " in str(report)
+
+
+def test_devices_of_unequal_speed_have_their_own_times(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    budgets = {"CPU:0": scarce(step, engine)}
+    plans = plan_replicas(step, engine, budgets)
+    first, second = probes_of(plans, run=3)
+    assert (first.device, second.device) == ("/device:CPU:0", "/device:CPU:1")
+    assert len({3, first.run, second.run}) == 3
+    took = {each.device: seconds for each, seconds in zip(plans, (1.0, 3.0), strict=True)}
+    samples = [
+        [Sample(2 * at + 1, took[each.device] * place, 0, 0) for place, at in enumerate(each.plan.ordered)]
+        for each in plans
+    ]
+    found = timed_lanes(plans, samples)
+    for each in plans:
+        names = [each.timeline.steps[at].node for at in each.plan.ordered[1:]]
+        assert {found[name] for name in names} == {took[each.device]}
+    costs = Timed(found, estimated(engine))
+    slow, fast = (each.timeline for each in reversed(plan_replicas(step, engine, budgets, costs=costs)))
+    assert sum(op.seconds for op in slow.steps) > 2 * sum(op.seconds for op in fast.steps)
+
+
+def test_budgets_by_device_are_those_of_the_steps_allocators(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    assert budgets_on_devices(step, engine) == {"CPU:0": 1 << 30}
+    by_device = make_engine(Options(memory_budget={"CPU:0": "2GiB"}, cache_directory=""))
+    assert budgets_on_devices(step, by_device) == {"CPU:0": 2 << 30}
+
+
+def test_peaks_that_were_measured_are_in_the_report(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    budget = AMPLE
+    report = describe_replicas(step, plan_replicas(step, engine, {"CPU:0": budget}), engine, "train")
+    report = replace(report, devices=(replace(report.devices[0], peak_uncounted=7),))
+    met = measured_replicas(report, [(50,), (90,), (60,)], last=True)
+    assert (met.devices[0].peak_measured, met.peak_measured) == (97, 97)
+    assert met.decision is Decision.FITS
+    assert not any(isinstance(note, Missed) for note in met.notes)
+    missed = measured_replicas(report, [(budget,)], last=True)
+    assert missed.decision is Decision.OVER
+    assert (missed.devices[0].over, missed.notes[0]) == (7, "OVER BUDGET by 7 bytes on CPU:0")
+    assert isinstance(missed.notes[0], Missed)
+    assert "OVER BUDGET" in str(missed.devices[0])
+    assert not isinstance(measured_replicas(report, [(budget,)], last=False).notes[0], Missed)
+
+
+def test_a_report_is_about_the_device_that_is_furthest_over_its_budget(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    report = describe_replicas(step, plan_replicas(step, engine, {"CPU:0": AMPLE}), engine, "train")
+    devices = tuple(
+        replace(report.devices[0], device=f"GPU:{place}", budget=budget, peak_before=peak)
+        for place, (budget, peak) in enumerate([(100, 90), (80, 70), (None, 999)])
+    )
+    report = replace(report, devices=devices)
+    assert measured_replicas(report, [(100, 80, 5000)], last=True).peak_before == 90
+    found = measured_replicas(report, [(101, 99, 5000)], last=True)
+    assert (found.budget, found.peak_before, found.peak_measured) == (80, 70, 99)
+    assert found.notes[0] == "OVER BUDGET by 1 bytes on GPU:0 and by 19 bytes on GPU:1"
+
+
+def test_what_took_more_than_planned_is_planned_again_for_less(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    budgets = {"CPU:0": scarce(step, engine)}
+    plans = plan_replicas(step, engine, budgets)
+    report = describe_replicas(step, plans, engine, "train")
+    planned = report.peak_predicted
+
+    def again(over: int) -> Any:
+        devices = (replace(report.devices[0], peak_measured=budgets["CPU:0"] + over),)
+        return replanned(step, engine, plans, replace(report, devices=devices))
+
+    found = again(200_000)
+    assert sum(each.plan.after.peak for each in found) <= planned - 200_000
+    assert [each.pool.budget for each in found] == [budgets["CPU:0"]] * 2
+    assert again(1 << 40) is None  # no plan takes so little
+    assert again(0) is None
+
+
+def calling(outside: list[str], inside: list[str]) -> Graph:
+    body = Graph([Node(f"b{at}", "MatMul", device=device) for at, device in enumerate(inside)])
+    nodes = [Node(f"a{at}", "MatMul", device=device) for at, device in enumerate(outside)]
+    return Graph([*nodes, Node("loop", "While")], functions={("loop", "body"): Function(body, (), ())})
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside", "kind", "found"),
+    [
+        ([], ["CPU:0", "CPU:1"], "CPU", "CPU:0"),
+        (["CPU:0"], ["CPU:0", "CPU:1"], "CPU", "CPU:1"),
+        (["CPU:0", "CPU:1"], ["CPU:0", "CPU:1"], "CPU", ""),
+        (["GPU:0", "GPU:1"], ["GPU:0", "CPU:0"], "GPU", ""),  # the condition of a loop
+        (["CPU:0"], ["GPU:0"], "GPU", "GPU:0"),
+    ],
+)
+def test_devices_whose_ops_are_all_in_a_loop_are_not_planned_one_by_one(
+    outside: list[str], inside: list[str], kind: str, found: str
+) -> None:
+    whole = "/job:localhost/replica:0/task:0/device:{}".format
+    why = undivided(calling([*map(whole, outside)], [*map(whole, inside)]), kind)
+    assert why == (f"all that runs on {whole(found)} is inside of functions that the step calls" if found else "")

@@ -2,37 +2,64 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.tf.python_server import ROOT, run_python
 
 TIMEOUT = 220  # seconds; what waits for itself would never end
 
 
-def started(module: str, *arguments: str) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", f"tests.tf.{module}", *arguments]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def require_equal(module: str, cases: str) -> None:
+    """That the cases end well in a separate process, which has two devices."""
+    done = run_python(["-m", f"tests.tf.{module}", cases], cwd=ROOT, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.endswith("equal\n")
 
 
-def require_equal(process: subprocess.Popen[str]) -> None:
-    try:
-        output, errors = process.communicate(timeout=TIMEOUT)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output + errors[-3000:]
-    assert output.endswith("equal\n")
+def long(*cases: str) -> list[object]:
+    return [pytest.param(case, marks=pytest.mark.long) for case in cases]
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cases", ["loops", "keras", pytest.param("tf_keras", marks=pytest.mark.long)])
+@pytest.mark.parametrize("cases", ["loops", "keras", *long("collectives", "tf_keras")])
 def test_two_replicas(cases: str) -> None:
-    with started("in_replicas", cases) as process:
-        require_equal(process)
+    require_equal("in_replicas", cases)
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cases", ["loops", "keras", pytest.param("tf_keras", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        "loops",
+        *long(
+            "other_loops",
+            "of_keras_3",
+            "of_tf_keras",
+            *(
+                f"{case}_{library}"
+                for case in ("callbacks", "mixed_precision", "batch_norms", "metrics", "strategies_of_one_variable")
+                for library in ("keras", "tf_keras")
+            ),
+        ),
+    ],
+)
+def test_uses(cases: str) -> None:
+    require_equal("in_replicas_uses", cases)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("cases", ["dynamic", "example"])
+def test_dynamic_nets(cases: str) -> None:
+    require_equal("in_replicas_dynamic", cases)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("cases", ["forms", "servers", "meshes"])
+def test_what_has_no_plan_runs_or_is_refused(cases: str) -> None:
+    require_equal("in_other_strategies", cases)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("cases", ["loops", "keras", *long("collectives", "tf_keras")])
 def test_two_fused_replicas(cases: str) -> None:
-    with started("fused_replicas", cases) as process:
-        require_equal(process)
+    require_equal("fused_replicas", cases)

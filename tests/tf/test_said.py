@@ -162,8 +162,11 @@ def test_a_saved_model_in_which_nothing_changed_is_said_to_be_a_copy(tmp_path: P
     assert note in tfmem.report(tmp_path / "copy").notes
     fusion = {"passes": ("fusion",), "fusion": tfmem.FusionOptions(tune="off")}
     assert not told_of_copies(given, tmp_path / "once", **fusion)
-    (told,) = told_of_copies(tmp_path / "once", tmp_path / "twice")
-    assert "no function of it was changed (it was optimised before)" in told
+    with pytest.raises(tfmem.AlreadyOptimizedError, match="once' was optimised before"):
+        tfmem.optimize(tmp_path / "once", output=tmp_path / "twice")
+    assert not (tmp_path / "twice").exists()
+    (told,) = told_of_copies(tmp_path / "copy", tmp_path / "another")  # of a copy nothing was changed
+    assert "(unchanged: no budget)" in told
 
 
 def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +182,7 @@ def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: 
     report = tfmem.Report("step", "CPU", "hybrid", Decision.MOVED, 0, 0)
 
     def trial(count: int) -> Any:
-        search = SimpleNamespace(trials=range(count), dry_run=True)
+        search = SimpleNamespace(trials=range(count), dry_run=True, stays=None)
         return Trying(function=settled, report=report, search=search, plan=None)
 
     class Step(ManagedStep):
@@ -187,7 +190,9 @@ def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: 
 
         def __init__(self) -> None:
             options = SimpleNamespace(progress=True)
-            self._job: Any = SimpleNamespace(engine=SimpleNamespace(options=options), is_gpu=False)
+            self._job: Any = SimpleNamespace(
+                engine=SimpleNamespace(settings=SimpleNamespace(options=options)), is_gpu=False
+            )
             self._machine: Any = Machine("step", trial(0))
             self._took = 0.0
 

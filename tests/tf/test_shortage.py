@@ -38,8 +38,12 @@ def raised(function, *args):
     return caught.value
 
 
-def test_what_tensorflow_itself_raises():
+@pytest.mark.long  # TensorFlow waits ten seconds for memory
+def test_what_tensorflow_itself_raises_without_memory():
     assert lacks_memory(raised(lambda n: tf.fill([n, n], 1.0), tf.constant(1 << 24)))
+
+
+def test_what_tensorflow_itself_raises():
     missing = raised(lambda: tf.io.read_file("/nonexistent"))
     assert isinstance(missing, ERRORS.NotFoundError)
     assert not lacks_memory(missing)

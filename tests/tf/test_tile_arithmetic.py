@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from custom_ops.expr.op import FLOATS, INTEGERS
 from custom_ops.expr.program import REDUCTIONS as KINDS
 from custom_ops.expr.table import TABLE
+from custom_ops.expr.table_entry import FLOATS, INTEGERS
 from custom_ops.load import load
 from tests.tf.tile_programs import Array, run
 

@@ -9,10 +9,12 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes.decision import Xla
 from tests.tf import optimized_runs
 from tests.tf.optimized_runs import SPARE, run
 from tfmem.api import make_engine, optimize_with
 from tfmem.runtime.measured_call import Meter
+from tfmem.runtime.notices import Notices
 from tfmem.steps import measuring
 
 
@@ -78,7 +80,7 @@ def test_a_missed_budget_of_a_step_that_was_left_as_it_was(new_net, batch, flow,
 
     monkeypatch.setattr(measuring, "CPU_RETRIES", 0)
     engine = make_engine(tfmem.Options(memory_budget="1GiB", cache_directory=""), called=True)
-    engine = replace(engine, meter=Larger(engine.library, engine.target))
+    engine = replace(engine, meter=Larger(engine.library, engine.settings.target))
     function = optimize_with(engine, tf.function(new_net().step))
     _, messages = recorded(lambda: run(function, batch, steps=6))
     assert len(messages) == 1
@@ -117,7 +119,7 @@ def test_a_recurrence_that_stays_although_asked_for(asked, flow):
     assert tfmem.report(function).not_replaced
     assert len(messages) == asked
     if asked:
-        assert "stays as it is:" in messages[0]
+        assert "is not replaced:" in messages[0]
 
 
 def test_a_budget_without_the_pass_that_keeps_it(new_net, batch, flow):
@@ -129,7 +131,7 @@ def test_a_budget_without_the_pass_that_keeps_it(new_net, batch, flow):
 
 def test_nothing_can_be_observed(new_net, batch, budget):
     engine = make_engine(tfmem.Options(memory_budget=budget, cache_directory=""), called=True)
-    function = optimize_with(replace(engine, counts=False), tf.function(new_net().step))
+    function = optimize_with(engine.under(replace(engine.settings, counts=False)), tf.function(new_net().step))
     _, messages = recorded(lambda: run(function, batch, steps=3))
     assert len(messages) == 1
     assert "tfmem cannot measure memory" in messages[0]
@@ -138,7 +140,8 @@ def test_nothing_can_be_observed(new_net, batch, budget):
 @pytest.mark.parametrize("kind", ["function", "graph"])
 def test_memory_that_is_not_planned(kind, new_net, batch, flow):
     """As on a GPU, whose memory is the budget where nobody gives one."""
-    engine = replace(make_engine(tfmem.Options(), called=kind == "function"), budget=1 << 20)
+    engine = make_engine(tfmem.Options(), called=kind == "function")
+    engine = engine.under(replace(engine.settings, budget=1 << 20))
     net = new_net()
     shapes = [tf.TensorSpec([None, 32, 32, 2]), tf.TensorSpec([None], tf.int64)]
     step = tf.function(net.step, input_signature=shapes)
@@ -165,3 +168,17 @@ def test_a_keras_model_under_a_budget_warns_of_nothing(flow):
         model.predict(x, verbose=0)
 
     assert recorded(train)[1] == []
+
+
+def test_a_warning_ends_with_its_cure():
+    """`Notices.warn` takes no warning without one; what comes twice is told once."""
+    notices = Notices()
+
+    def warns():
+        notices.warn("copy", "nothing was changed", "use the original")
+        notices.warn("copy", "nothing was changed again", "use the original")
+
+    _, messages = recorded(warns)
+    assert messages == ["tfmem: nothing was changed; use the original"]
+    assert all(why.cure for why in (Xla.RECURRENT, Xla.MOVED, Xla.ORDERED))
+    assert not any(why.cure for why in (Xla.NO_PART, Xla.LEFT_ON, Xla.STITCHED, Xla.EXECUTOR, Xla.RUNS))

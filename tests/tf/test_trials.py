@@ -8,15 +8,15 @@ import pytest
 
 from custom_ops.load import Counters
 from graph_passes.analysis.memory.fragmentation import Room
-from graph_passes.analysis.memory.observe import Observation
-from graph_passes.analysis.memory.simulate import Link, Move
+from graph_passes.analysis.memory.observe import Observation, corrected, short_at
+from graph_passes.analysis.memory.simulate import Link, Move, usage_under
 from graph_passes.analysis.memory.timeline import Buffer, Chain, ScheduledOp, Timeline
 from graph_passes.errors import HostMemoryError
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
+from graph_passes.passes.offload.plan import How, OffloadPlan, plan_offload
 from graph_passes.report import ORDERED, ORDERED_OVER, Report
-from tfmem.steps.trials import GPU_TRIALS, Plans, Trial, checked, choose, judged
+from tfmem.steps.trials import GPU_TRIALS, Plans, Trial, best_trial, checked, judged
 
 GIB = 1 << 30
 
@@ -55,7 +55,7 @@ def chain(layers: int = 6) -> Timeline:
 
 def planner(timeline, policy="autovm"):
     options = OffloadOptions(policy=policy, reuse_distance=1)
-    return lambda budget, **how: plan_offload(timeline, Link(GIB, GIB), budget, options, timed=True, **how)
+    return lambda budget, **how: plan_offload(timeline, Link(GIB, GIB), budget, options, How(timed=True, **how))
 
 
 def falling(engine, timeline, budget, make):
@@ -170,27 +170,27 @@ def test_an_error_names_the_memory_in_which_the_step_finds_room():
 
 
 def trial(budget: int, peak: int, seconds: float) -> Trial:
-    after = SimpleNamespace(peak=budget)
+    after = SimpleNamespace(peak=budget, seconds=0.25)
     plan = OffloadPlan((Move(0, 0, 0, 1, 2, 2),), budget, 0, None, after, None)  # type: ignore[arg-type]
     return Trial(plan, Observation({}, {}, 0, seconds, peak, ()), None)  # type: ignore[arg-type]
 
 
 def test_the_fastest_within_the_budget_is_kept():
     slow, fast, over = trial(10, 9, 2.0), trial(9, 8, 1.0), trial(11, 11, 0.5)
-    best, notes = choose([slow, over, fast], 10)
+    best, notes = best_trial([slow, over, fast], 10)
     assert best is fast
     assert "plans tried" in notes[0]
 
 
 def test_without_any_within_the_budget_the_nearest_is_kept_and_said():
-    best, notes = choose([trial(10, 13, 1.0), trial(9, 12, 2.0)], 10)
+    best, notes = best_trial([trial(10, 13, 1.0), trial(9, 12, 2.0)], 10)
     assert best.seen.peak == 12
     assert "OVER BUDGET by 2 bytes" in notes[0]
 
 
 def test_choose_needs_a_trial():
     with pytest.raises(ValueError, match="empty"):
-        choose([], 10)
+        best_trial([], 10)
 
 
 def remaining(engine, timeline, budget, trials, room):
@@ -209,6 +209,7 @@ def test_a_gpu_tries_plans_until_one_is_no_faster():
     assert left(2.0, 1.0)
     assert not left(2.0, 2.0)
     assert not left(*(float(GPU_TRIALS - done) for done in range(GPU_TRIALS)))
+    assert not left(0.26)  # as predicted
 
 
 def test_where_no_plan_finds_room_the_one_that_ran_is_made_faster():
@@ -251,9 +252,43 @@ def test_a_cpu_plans_for_less_by_what_it_was_over():
     timeline, engine = chain(), FakeEngine(64 * GIB)
     first = next(remaining(engine, timeline, 5 * GIB, [], None))
     assert first.budget == 5 * GIB
-    over = trial(5 * GIB, 6 * GIB, 1.0)
+    over = Trial(first, Observation({}, {}, 0, 1.0, 6 * GIB, ()), None)  # type: ignore[arg-type]
     assert next(remaining(engine, timeline, 5 * GIB, [over], None)).budget == 4 * GIB
     assert not list(remaining(engine, timeline, 5 * GIB, [trial(5 * GIB, 4 * GIB, 1.0)], None))
+
+
+def test_where_a_cpu_took_more_is_where_the_next_plan_has_less_room():
+    timeline, engine, budget = chain(), FakeEngine(64 * GIB), 5 * GIB
+    first = planner(timeline)(budget)
+    at = first.after.peak_at
+    name = timeline.steps[at].node
+    taken = Observation({name: 0.5, "f0": 2.0}, {name: GIB}, 0, 1.0, first.after.peak + GIB, ())
+    learned = corrected(timeline, taken)
+    steps = {step.node: step for step in learned.steps}
+    assert (steps[name].workspace, steps[name].seconds) == (GIB, 0.5)
+    assert (steps["f0"].workspace, steps["f0"].seconds) == (0, 1.0)  # what ran slower says nothing
+    assert sum(step.workspace for step in learned.steps) == GIB
+    over = Trial(first, taken, None)  # type: ignore[arg-type]
+    second = next(Plans(engine, learned, budget, planner(learned), None).untried([over], first))
+    assert second.budget == budget  # no margin anywhere else
+    assert second.actions != first.actions
+    assert second.after.peak <= budget
+    again = first.under(learned)
+    assert again.after.peak == first.after.peak + GIB
+    assert again.after.seconds == first.after.seconds - 0.5
+
+
+def test_an_op_that_found_no_memory_gets_more_room_in_the_next_plan():
+    timeline, budget = chain(), 5 * GIB
+    first = planner(timeline)(budget)
+    at = first.after.peak_at
+    usage = usage_under(timeline, first.moves).tolist()
+    learned = short_at(timeline, timeline.steps[at].node, usage, budget)
+    assert [step.workspace for step in learned.steps if step.workspace] == [budget - usage[at] + budget // 64]
+    second = planner(learned)(budget)
+    assert second.actions != first.actions
+    assert usage_under(timeline, second.moves)[at] < usage[at]
+    assert short_at(timeline, "no op of the step", usage, budget).steps == timeline.steps
 
 
 def test_a_plan_that_ran_over_though_it_should_not_have_is_not_made_again():
@@ -275,7 +310,7 @@ def test_what_steps_took_is_reported():
     report = checked(planned, [9, 11, 10], 12, planned=True)
     assert (report.peak_predicted, report.peak_measured, report.notes) == (10, 11, ("a",))
     over = checked(planned, [9, 14, 10], 12, planned=True)
-    assert over.notes == ("OVER BUDGET by 2 bytes, in steps without probes", "a")
+    assert over.notes == ("OVER BUDGET by 2 bytes, in steps that were not profiled", "a")
 
 
 def test_the_peak_of_a_step_without_a_plan_is_learned_from_one():
@@ -293,7 +328,7 @@ def test_a_step_that_took_too_much_does_not_fit(expected, found):
     for planned in (False, True):
         over = checked(report, [8, 9, 12], 10, planned)
         assert over.decision == found
-        assert "OVER BUDGET by 2 bytes, in steps without probes" in over.notes
+        assert "OVER BUDGET by 2 bytes, in steps that were not profiled" in over.notes
         assert "OVER BUDGET" in over.to_text()
         assert checked(report, [8, 9, 10], 10, planned).decision == expected
 
@@ -306,7 +341,7 @@ def test_a_step_that_took_too_much_once_may_fit_after_all():
     nothing = Counters(*[0] * len(Counters._fields))
     tried = judged(plan, report, Observation({}, {}, 0, 1.0, 12, ()), (nothing, nothing))
     assert tried.report.decision == ORDERED_OVER
-    _, notes = choose([tried], 10)
+    _, notes = best_trial([tried], 10)
     settled = checked(replace(tried.report, notes=tuple(notes)), [9, 9, 10], 10, planned=True)
     assert settled.decision == ORDERED
     assert "OVER BUDGET" not in settled.to_text()

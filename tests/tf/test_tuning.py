@@ -12,9 +12,9 @@ import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent import cells
-from custom_ops.recurrent.program import Program
+from custom_ops.recurrent.gpu_program import Program
 from custom_ops.recurrent.spec import RecurrentSpec
-from graph_passes.analysis.cost import device as profiles
+from graph_passes.analysis.cost import device_costs as profiles
 from graph_passes.graph.ir import Code, TensorId
 from graph_passes.passes.recurrent.match import Direction, Kernels, Launch, Match, RecurrentPlan
 from graph_passes.refusals import Reason

@@ -57,9 +57,9 @@ def test_short_steps_run_several_times_in_a_row() -> None:
 
 def test_a_slice_ends_in_time_and_the_next_one_goes_on() -> None:
     clock = Clock()
-    contest, given, stitched = Slices(clock), clock.run("given", 0.2), clock.run("stitched", 0.19)
+    timing, given, stitched = Slices(clock), clock.run("given", 0.2), clock.run("stitched", 0.19)
     slices = 0
-    while (times := contest.go_on(given, stitched, 1.0)) is None:
+    while (times := timing.go_on(given, stitched, 1.0)) is None:
         slices += 1
         assert clock.now <= slices * 1.0 + 0.8  # at most the first two rounds end late
     assert slices > 5
@@ -68,9 +68,9 @@ def test_a_slice_ends_in_time_and_the_next_one_goes_on() -> None:
 
 def test_a_step_longer_than_a_slice_has_one_round_in_each() -> None:
     clock = Clock()
-    contest, given, stitched = Slices(clock), clock.run("given", 1.5), clock.run("stitched", 1.4)
+    timing, given, stitched = Slices(clock), clock.run("given", 1.5), clock.run("stitched", 1.4)
     slices = 1
-    while (times := contest.go_on(given, stitched, 1.0)) is None:
+    while (times := timing.go_on(given, stitched, 1.0)) is None:
         assert clock.ran.count("given") == slices + 1  # the first slice has two, which do not count
         slices += 1
     assert times == Times(pytest.approx(1.5), pytest.approx(1.4))

@@ -1,0 +1,102 @@
+"""One of two workers of a MultiWorkerMirroredStrategy: what its cases ask of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+import pytest
+import tensorflow as tf
+
+import tfmem
+from tests.tf.in_replicas import AMPLE, Training, optimized
+from tfmem.api import make_engine
+from tfmem.frontends.function import OptimizedFunction
+from tfmem.runtime.workers import Board
+
+BOUND = 60.0  # seconds until TensorFlow has noticed that a worker is gone
+
+
+@dataclass
+class Worker:
+    """This one.
+
+    Attributes:
+        index: its number.
+        folder: where its spill files go.
+        strategy: of both workers.
+        board: where both write.
+        compared: how many times both compared their weights.
+    """
+
+    index: int
+    folder: str
+    strategy: Any
+    board: Board
+    compared: int = 0
+    scarce: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        training = Training(self.strategy)
+        step = optimized(training.in_all, AMPLE)
+        training.losses(step)
+        report = tfmem.report(step)
+        assert report.decision.startswith("unchanged: fits"), report
+        self.scarce = round(0.8 * report.peak_before)
+
+    def optimized(self, function: Any, budget: int | None, **changes: Any) -> OptimizedFunction:
+        """What `tfmem.optimize` gives, with other `Workers`."""
+        spill = tfmem.OffloadOptions(spill_directory=self.folder)
+        engine = make_engine(tfmem.Options(memory_budget=budget, cache_directory="", offload=spill), called=True)
+        return OptimizedFunction(tf.function(function), replace(engine, workers=replace(engine.workers, **changes)))
+
+    def keys(self) -> int:
+        """How many instance keys of collectives this worker drew: workers that drew unequal numbers never meet."""
+        tables = self.strategy.extended._collective_keys._instance_key_table.values()
+        return sum(key for table in tables for key in table.values())
+
+    def both(self, value: str) -> None:
+        """That both workers have the same value."""
+        self.compared += 1
+        key = f"test/{self.compared}"
+        self.board.put(f"{key}{self.board.task}", value)
+        assert {self.board.get(f"{key}{task}", time.monotonic() + BOUND) for task in self.board.tasks} == {value}
+
+    def trains(self, budget: int | None, moves: bool, warned: str = "", **changes: Any) -> OptimizedFunction:
+        """That losses, weights and keys are those of plain TensorFlow and those of the other worker."""
+        plain, ours = Training(self.strategy), Training(self.strategy)
+        began = self.keys()
+        expected = plain.losses()
+        between = self.keys()
+        step = self.optimized(ours.in_all, budget, **changes)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert ours.losses(step) == expected
+        assert self.keys() - between == between - began > 0, "a deferred capture was not read once a call"
+        told = [str(each.message) for each in caught if issubclass(each.category, tfmem.TfmemWarning)]
+        assert (len(told) == 1 and warned in told[0]) if warned else not told, told
+        report = tfmem.report(step)
+        assert (report.decision == "moved") == moves == bool(report.transfers), report
+        assert not warned or any(warned in note for note in report.notes), report.notes
+        assert digest(ours) == digest(plain)
+        self.both(digest(ours))
+        return step
+
+
+def digest(training: Training) -> str:
+    return hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in training.weights)).hexdigest()
+
+
+def survives(run: Callable[[], Any]) -> None:
+    began = time.monotonic()
+    with pytest.raises(tf.errors.OpError) as caught:
+        run()
+    assert time.monotonic() - began < BOUND
+    print(type(caught.value).__name__, f"{time.monotonic() - began:.1f} s", caught.value.message[-600:])

@@ -1,0 +1,103 @@
+"""Loops that run in pieces: which can, and that they compute the same to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmem
+from graph_passes.analysis.memory.lists import list_sizes, steps_of
+from graph_passes.analysis.memory.pieces import Split, splits
+from graph_passes.graph import serde
+from graph_passes.graph.ir import Graph, TensorId, parse_input
+from graph_passes.report import RECOMPUTED
+from tests.tf.loop_nets import STEPS, Branching, Drawing, Mapped, Scan, TwoLoops
+from tests.tf.memory_in_use import in_use
+from tests.tf.test_loop_memory import MIB, Net, within
+from tfmem.capture.build import shaped_graph
+from tfmem.capture.captured import Captured
+from tfmem.capture.concrete_function import capture_concrete, restore_concrete
+from tfmem.capture.grappler import run_grappler
+from tfmem.capture.split_loops import with_pieces
+
+
+def read(captured: Captured) -> Graph:
+    return serde.from_graph_def(captured.graph_def, inferred=shaped_graph(captured), functions=True)
+
+
+def captured_of(net: Any, x: Any) -> tuple[Any, Captured]:
+    concrete = tf.function(net.step).get_concrete_function(tf.TensorSpec(x.shape))
+    return concrete, run_grappler(capture_concrete(concrete), device="CPU")
+
+
+def found(captured: Captured) -> tuple[Split, ...]:
+    return splits(read(captured), 1, [parse_input(name)[0] for name in captured.fetches])
+
+
+@pytest.fixture(name="x", scope="module")
+def fixture_x() -> Any:
+    return tf.random.stateless_normal([256, 64], [3, 4])
+
+
+@pytest.mark.parametrize(("kind", "loops", "pieces"), [(TwoLoops, 2, 7), (Scan, 1, 4), (Mapped, 1, 4)])
+def test_pieces_compute_the_same(kind: Any, loops: int, pieces: int, x: Any) -> None:
+    plain, net = kind(), kind()
+    concrete, captured = captured_of(net, x)
+    chosen = found(captured)
+    assert [len(split.ends) for split in chosen] == [pieces] * loops
+    cut = with_pieces(captured, chosen)
+    assert set(captured.creation_order) < set(cut.creation_order)
+    graph = read(cut)
+    for split in chosen:
+        names = [name for name in graph.nodes if name.startswith(f"{split.forward.node}/piece_")]
+        parts = [graph[name] for name in [*names, split.forward.node] if graph[name].op in ("While", "StatelessWhile")]
+        assert [steps_of(graph, part) for part in parts] == [
+            end - begin for begin, end in zip((0, *split.ends), split.ends, strict=False)
+        ]
+        assert steps_of(graph, graph[split.backward.node]) == split.ends[0]  # the last lists first
+    function = restore_concrete(concrete, cut, cut.graph_def, {})
+    whole = tf.function(plain.step)
+    for _ in range(3):
+        assert function(x).numpy() == whole(x).numpy()
+    for ours, theirs in zip(net.variables, plain.variables, strict=True):
+        assert (ours.numpy() == theirs.numpy()).all()
+
+
+@pytest.mark.parametrize("kind", [Branching, Drawing])
+def test_what_cannot_run_in_pieces(kind: Any, x: Any) -> None:
+    """A loop that draws random numbers would begin its streams again; what branches keep is not known before."""
+    assert found(captured_of(kind(), x)[1]) == ()
+
+
+def test_a_number_of_steps_that_is_an_input(x: Any) -> None:
+    concrete = tf.function(Net().step).get_concrete_function(tf.TensorSpec(x.shape), tf.TensorSpec([], tf.int32))
+    assert found(run_grappler(capture_concrete(concrete), device="CPU")) == ()
+
+
+def test_a_list_that_loops_pass_on_counts_once(x: Any) -> None:
+    captured = captured_of(Scan(), x)[1]
+    whole, cut = read(captured), read(with_pieces(captured, found(captured)))
+
+    def held(graph: Graph) -> int:
+        position = {name: place for place, name in enumerate(graph.nodes)}
+        return sum(size.nbytes for size in list_sizes(graph, position).values() if size)
+
+    assert held(whole) > 0
+    assert TensorId("scan/while", 8) in list_sizes(whole)
+    assert abs(held(cut) - held(whole)) <= held(whole) // 4
+
+
+@pytest.mark.parametrize("policy", ["optimal", "autovm"])
+def test_a_loop_larger_than_its_budget(flow: Any, policy: str) -> None:
+    x = tf.random.stateless_normal([2048, 64], [3, 4])
+    plain = tf.function(Net().step)
+    function = within(Net().step, 10 * MIB + in_use(), policy=policy)
+    for _ in range(8):
+        assert function(x).numpy() == plain(x).numpy()
+    report = tfmem.report(function)
+    assert "OVER BUDGET" not in str(report)
+    assert report.peak_before - report.peak_measured > STEPS * MIB // 4
+    assert report.peak_predicted == pytest.approx(report.peak_measured, rel=0.05)
+    assert any(each.offload_after == RECOMPUTED for each in report.transfers) or policy == "autovm"

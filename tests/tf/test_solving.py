@@ -1,0 +1,105 @@
+"""A large step trains by the plan of `hybrid` while a thread solves the integer program; then the better plan runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmem
+from graph_passes.analysis import linear_program
+from tests.tf.memory_in_use import in_use
+from tests.tf.optimized_runs import SPARE, bits
+from tests.tf.test_step_machine import step_in
+from tfmem.steps import job, solving
+from tfmem.steps.phases import Phase
+from tfmem.steps.work import Work
+
+CALLS = 30  # at most
+
+
+@pytest.fixture(name="large", autouse=True)
+def fixture_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is large."""
+    monkeypatch.setattr(job, "LARGE", 0)
+
+
+@pytest.fixture(name="trained")
+def fixture_trained(new_net: Any, batch: Any, flow: Any, smallest: Any) -> Callable[[], tuple[Any, list[Phase]]]:
+    """Trains within a little more than the smallest budget, to the bit as without; gives the step and its phases."""
+
+    def train() -> tuple[Any, list[Phase]]:
+        in_use()
+        least = smallest(lambda size: tfmem.optimize(tf.function(new_net().step), memory_budget=size)(*batch))
+        budget = least + 4 * SPARE
+        plain, net = tf.function(new_net().step), new_net()
+        function = tfmem.optimize(tf.function(net.step), memory_budget=budget, cache_directory="")
+        phases = []
+        for _ in range(CALLS):
+            assert bits(function(*batch)) == bits(plain(*batch))
+            step = step_in(function)
+            phases += [step.phase] if step.phase not in phases[-1:] else []
+            if step.settled:
+                break
+            if step.phase is Phase.SOLVING:
+                assert solving.MEANWHILE in tfmem.report(function).notes
+                step.wait()
+        assert step.settled
+        assert solving.MEANWHILE not in tfmem.report(function).notes
+        assert tfmem.report(function).peak_measured <= budget
+        return step, phases
+
+    return train
+
+
+def forced(monkeypatch: pytest.MonkeyPatch, tolerated: float) -> None:
+    """A solver whose plan moves more and promises to take no time, and trials that may be slower by so much."""
+
+    def work(of: Any, search: Any, budget: int) -> Work[Any]:
+        def make() -> Any:
+            plan = of.trace.plan(search.timeline, budget - 3 * SPARE, timed=True)
+            return replace(plan, after=replace(plan.after, seconds=0.0))
+
+        return Work(make, "test")
+
+    monkeypatch.setattr(solving, "_work", work)
+    monkeypatch.setattr(solving, "AS_PREDICTED", tolerated)
+
+
+def test_a_plan_is_solved_beside_the_training(trained: Any) -> None:
+    step, phases = trained()
+    assert Phase.SOLVING in phases
+    assert step.report.verdict.least is not None
+
+
+def test_the_plan_of_the_solver_runs_if_its_trial_was_as_fast(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced(monkeypatch, float("inf"))
+    step, phases = trained()
+    found = phases.index(Phase.SOLVING)
+    assert phases[found:] == [Phase.SOLVING, Phase.CHECKING, Phase.SETTLED]
+    forced(monkeypatch, 0.0)
+    other, phases = trained()
+    assert phases[phases.index(Phase.SOLVING) :] == [Phase.SOLVING, Phase.SETTLED]
+    assert len(other.report.transfers) < len(step.report.transfers)
+
+
+def test_without_a_solver_a_plan_of_hybrid_runs(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_program, "solver", lambda *_: None)
+    step, phases = trained()
+    assert Phase.SOLVING in phases  # then another plan of `hybrid` is tried where measured costs make it faster
+    assert step.report.verdict.least is None
+    assert any("planned without the solver: no solver is installed" in str(note) for note in step.report.notes)
+
+
+def test_after_a_fault_of_the_thread_the_first_plan_stays(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Work[Any]:
+        return Work(lambda: {}[168], "test")
+
+    monkeypatch.setattr(solving, "_work", broken)
+    with pytest.warns(tfmem.TfmemWarning, match="solving the integer program failed with KeyError"):
+        step, phases = trained()
+    assert phases[-2:] == [Phase.SOLVING, Phase.SETTLED]
+    assert any("the plan of `hybrid` stays" in str(note) for note in step.report.notes)

@@ -1,0 +1,143 @@
+"""Steps whose kernels are tuned while they run, on the fake driver. Run by test_fusion_gpu.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfmem
+from custom_ops.fusion.search.ranking import ranked
+from graph_passes.decision import Decision
+from graph_passes.passes.fuse.plan import FusionPlan
+from tests.tf.fake_gpu import PROCESSORS, FakeGpu
+from tests.tf.stitched_steps import Softmax, batch, close, values
+from tests.tf.test_fusion_choice import Found
+from tests.tf.test_step_machine import edge, fixture_moves  # noqa: F401 - a fixture
+from tfmem.kernels.fusion_tuning import Tuned
+from tfmem.steps import comparing
+from tfmem.steps.phases import Event, Phase
+from tfmem.timing.ab_timing import Times
+
+pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
+
+
+@dataclass
+class Kernels:
+    """In place of `FusionKernels`: each kernel's second best, which saves as much as it is told."""
+
+    gpu: FakeGpu
+    saved: float
+    plans: list[FusionPlan] = field(default_factory=list)
+    error: Exception | None = None
+
+    def tuned(self, plan: FusionPlan) -> Tuned:
+        self.plans.append(plan)
+        if self.error is not None:
+            raise self.error
+
+        def second(pattern: Any, shapes: Any) -> Any:
+            found = ranked(pattern, shapes, PROCESSORS)
+            return found[min(1, len(found) - 1)][0]
+
+        made = {region.text: tuple(self.gpu.programs(region.lowered.region, second)) for region in plan.regions}
+        return Tuned(made, self.saved, 1)
+
+
+@pytest.fixture(name="tuned")
+def fixture_tuned(
+    gpu: FakeGpu, on_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Any]:
+    """An optimised step, with what its kernels save and what its comparisons find; and the kernels."""
+
+    def make(
+        saved: float, *times: Times | None, error: Exception | None = None, xla: bool = False
+    ) -> tuple[Any, Softmax, Kernels]:
+        on_gpu()
+        kernels, model = Kernels(gpu, saved, error=error), Softmax()
+        monkeypatch.setattr(comparing.Fuser, "kernels", lambda self: kernels)
+        monkeypatch.setattr(comparing, "Slices", Found(*times))
+        fusion = tfmem.FusionOptions(tune="fast", xla=xla)
+        step = tfmem.optimize(model.step, passes=("fusion",), fusion=fusion, cache_directory=str(tmp_path))
+        return step, model, kernels
+
+    return make
+
+
+def settled(step: Any, model: Softmax) -> Any:
+    """The `ManagedStep`, once it is final; its results are TensorFlow's all along."""
+    plain = Softmax()
+    for seed in range(20):
+        close(step(*batch(seed)), plain.step(*batch(seed)))
+        ((known,),) = [list(found.values()) for found in step._steps.values()]
+        known.wait()
+    close(values(model.variables), values(plain.variables))
+    assert known.settled
+    return known
+
+
+def images(function: Any) -> set[bytes]:
+    """The programs of a function's regions."""
+    nodes = function.graph.as_graph_def().node
+    return {text for node in nodes if node.op == "TfmemFusion" for text in node.attr["programs"].list.s}
+
+
+def test_tuned_kernels_that_win_run(tuned: Callable[..., Any], moves: Callable[[], list[str]]) -> None:
+    step, model, kernels = tuned(0.4, Times(2.0, 1.0), Times(1.0, 0.5))
+    known = settled(step, model)
+    assert moves()[-3:] == [
+        edge(Phase.COMPARING, Event.TUNES, Phase.TUNING),
+        edge(Phase.TUNING, Event.TIMED, Phase.COMPARING),
+        edge(Phase.COMPARING, Event.CLEAR, Phase.SETTLED),
+    ]
+    (plan,) = kernels.plans
+    expected = {program.to_text().encode() for made in kernels.tuned(plan).programs.values() for program in made}
+    assert images(known.function) == expected
+    report = tfmem.report(step)
+    assert report.fusion == "stitched: 500 ms a step against 2e+03 ms, on copies, with tuned kernels"
+    assert not report.tuning
+
+
+@pytest.mark.parametrize("second", [0.5, 1.1], ids=["tuned", "by model"])
+def test_xla_is_timed_against_what_tuning_left(second: float, tuned: Callable[..., Any]) -> None:
+    best = min(1.0, second)
+    step, model, _ = tuned(0.4, Times(2.0, 1.0), Times(1.0, second), Times(best, 0.4), xla=True)
+    settled(step, model)
+    report = tfmem.report(step)
+    assert report.decision is Decision.XLA
+    assert report.fusion == f"left to XLA: 400 ms a step against {1e3 * best:.3g} ms stitched, on copies"
+    assert not report.tuning
+
+
+def test_tuned_kernels_that_lose_do_not(tuned: Callable[..., Any]) -> None:
+    step, model, kernels = tuned(0.4, Times(2.0, 1.0), Times(1.0, 1.1))
+    known = settled(step, model)
+    (plan,) = kernels.plans
+    assert images(known.function) == {program.to_text().encode() for each in plan.regions for program in each.programs}
+    assert tfmem.report(step).fusion == "stitched: 1e+03 ms a step against 2e+03 ms, on copies"
+
+
+@pytest.mark.parametrize(("saved", "given"), [(0.019, 2.0), (0.2, 0.8)], ids=["little", "less than is missing"])
+def test_kernels_that_save_little_are_not_tried(
+    saved: float, given: float, tuned: Callable[..., Any], moves: Callable[[], list[str]]
+) -> None:
+    step, model, _ = tuned(saved, Times(given, 1.0))
+    settled(step, model)
+    assert moves()[-1] == edge(Phase.TUNING, Event.STAYS, Phase.SETTLED)
+
+
+def test_a_step_that_lost_by_model_may_win_with_tuned_kernels(tuned: Callable[..., Any]) -> None:
+    step, model, _ = tuned(0.4, Times(0.8, 1.0), Times(0.8, 0.6))
+    settled(step, model)
+    assert tfmem.report(step).fusion == "stitched: 600 ms a step against 800 ms, on copies, with tuned kernels"
+
+
+def test_a_fault_while_tuning_leaves_what_runs(tuned: Callable[..., Any]) -> None:
+    step, model, _ = tuned(0.4, Times(2.0, 1.0), error=KeyError(168))
+    settled(step, model)
+    report = tfmem.report(step)
+    assert report.fusion == "stitched: 1e+03 ms a step against 2e+03 ms, on copies"
+    assert report.notes[-1] == "kernels were not tuned: KeyError: 168"

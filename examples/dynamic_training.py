@@ -14,6 +14,7 @@ from tqdm import tqdm
 from tfmem import dynamic
 
 OPTIMIZER = dynamic.Adam(0.003)
+Given = tuple[dynamic.Batch, tuple[Any, ...]]  # a batch, and the rows of its inputs
 
 
 class Net(Protocol):
@@ -35,7 +36,9 @@ class Net(Protocol):
         """The positions of the nodes whose outputs answer the labels, in their order."""
 
 
-def options(description: str | None, *, hidden: int = 64, embedding: int = 64) -> argparse.ArgumentParser:
+def options(
+    description: str | None, *, hidden: int = 64, embedding: int = 64, data: str = "sentences"
+) -> argparse.ArgumentParser:
     """The options that all examples have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", type=Path, help="a file to train on; none: made data")
@@ -44,7 +47,7 @@ def options(description: str | None, *, hidden: int = 64, embedding: int = 64) -
     parser.add_argument("--embedding", type=int, default=embedding)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--sentences", type=int, default=2000, help="how many to make")
+    parser.add_argument(f"--{data}", dest="sentences", type=int, default=2000, help="how many to make")
     parser.add_argument("--curve", type=Path, help="a picture of the loss")
     return parser
 
@@ -62,12 +65,18 @@ def numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(sorted(set(names)), start=1)}
 
 
-def accuracy(net: Net, batches: Sequence[dynamic.Batch], labels: Sequence[Sequence[int]]) -> float:
+def rows_of(net: Net, examples: Sequence[Any]) -> tuple[Any, ...]:
+    """What a net's inputs get for some examples; nothing, if it has none."""
+    given = getattr(net, "rows", None)
+    return () if given is None else tuple(given(examples))
+
+
+def accuracy(net: Net, batches: Sequence[Given], labels: Sequence[Sequence[int]]) -> float:
     """The share of right answers."""
-    right = [
-        np.argmax(tf.gather(net.handle.forward(batch).outputs[0], net.answers(batch)), 1) == np.asarray(expected)
-        for batch, expected in zip(batches, labels, strict=True)
-    ]
+    right = []
+    for (batch, rows), expected in zip(batches, labels, strict=True):
+        outputs = net.handle.forward(batch, inputs=rows or None).outputs[0]
+        right.append(np.argmax(tf.gather(outputs, net.answers(batch)), 1) == np.asarray(expected))
     return float(np.mean(np.concatenate(right)))
 
 
@@ -77,16 +86,16 @@ def fit(net: Net, train: list[Any], test: list[Any], args: argparse.Namespace, w
     Returns:
         The mean loss of an example in each step.
     """
-    step = tf.function(
-        lambda *batch: tf.reduce_mean(net.handle.step(dynamic.Batch(*batch)).losses),
-        input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)] * 3,
-    )
+
+    @tf.function(reduce_retracing=True)
+    def step(batch: dynamic.Batch, rows: tuple[Any, ...]) -> tf.Tensor:
+        return tf.reduce_mean(net.handle.step(batch, inputs=rows or None).losses)
 
     def parts(examples: list[Any]) -> list[list[Any]]:
         return [examples[first : first + args.batch] for first in range(0, len(examples), args.batch)]
 
     batches, tests = (
-        [net.handle.batch([net.graph(example) for example in part]) for part in parts(examples)]
+        [(net.handle.batch([net.graph(example) for example in part]), rows_of(net, part)) for part in parts(examples)]
         for examples in (train, test)
     )
     labels = [[label for example in part for label in net.labels(example)] for part in parts(test)]

@@ -18,7 +18,10 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from graph_passes.report import Report, duration, size
+import tfmem
+from graph_passes.device_report import duration, size
+from graph_passes.report import Report
+from tfmem.html_report import write_html
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 8  # steps that trace, observe and replan; they count for losses, not for time or peak
@@ -43,8 +46,8 @@ class Settings:
 
 
 PRESETS = {
-    # half a second a step on two cores; nearly all of its memory is activations
-    "demo": Settings(batch=256, memory_budget="300MiB", policy="autovm"),  # copies only, to show the spill files
+    # a quarter of a second a step on two cores; nearly all of its memory is activations
+    "demo": Settings(batch=128, steps=16, memory_budget="155MiB", policy="autovm"),  # copies show the spill files
     # AutoVM thesis, section 6.2: 224 x 224 images, 1000 classes, on a GPU
     "thesis": Settings(
         batch=256,
@@ -109,7 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n" + summary(plain, tfmem, report))
     print("\n" + report.to_text())
     picture = draw(plain, tfmem, report, output / "train_cnn.png")
-    print(f"\npicture, losses and report: {picture.parent}")
+    page = write_html(report, output / "report.html")
+    print(f"\nlosses and report: {output}\npage: {page}\npicture: {picture}")
 
     if settings.deterministic and "CPU" in plain.device and plain.losses != tfmem.losses:
         print("FAILED: the losses differ, and on a CPU they must not", file=sys.stderr)
@@ -174,7 +178,10 @@ def in_subprocess(variant: str, settings: Settings, output: Path) -> Run:
     # Errors are raised all the same; without oneDNN, which TensorFlow turns on by itself on some processors
     # only, the CPU's allocator keeps no statistics and there is no peak to measure.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "1", **os.environ}
-    finished = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    # The child imports the tfmem that this process imports, wherever that is.
+    places = [str(Path(tfmem.__file__).resolve().parents[1]), str(ROOT), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    finished = subprocess.run(command, cwd=output, env=environment, check=False)
     if finished.returncode:
         raise SystemExit(f"training '{variant}' failed with exit status {finished.returncode}")
     return Run(**json.loads((output / f"{variant}.json").read_text()))
@@ -184,8 +191,13 @@ def train(settings: Settings, with_tfmem: bool, output: Path) -> Run:
     """One training, in this process."""
     import resource
 
+    from tfmem.quiet import quiet
+
+    name = "with tfmem" if with_tfmem else "plain"
+    print(f"{name:>10}: importing TensorFlow", file=sys.stderr, flush=True)
+    with quiet():
+        import tensorflow as tf
     import keras
-    import tensorflow as tf
 
     from examples import images, models
 
@@ -210,8 +222,6 @@ def train(settings: Settings, with_tfmem: bool, output: Path) -> Run:
     model = models.build(settings.model, settings.image_size, settings.classes, settings.width, settings.seed)
     model = models.compile_model(model)
     if with_tfmem:
-        import tfmem
-
         policy = {"policy": settings.policy} if settings.policy else {}
         model = tfmem.optimize(model, memory_budget=settings.memory_budget, **policy)
 
@@ -223,7 +233,8 @@ def train(settings: Settings, with_tfmem: bool, output: Path) -> Run:
             f"TensorFlow's allocator keeps no statistics for {device}, so there is no peak to "
             "measure; on a CPU it does with TF_ENABLE_ONEDNN_OPTS=1"
         ) from error
-    recorder = make_recorder(device, settings.steps, "with tfmem" if with_tfmem else "plain")
+    print(f"{name:>10}: tracing; the first steps are slow", file=sys.stderr, flush=True)
+    recorder = make_recorder(device, settings.steps, name)
     model.fit(data, steps_per_epoch=settings.steps, verbose=0, shuffle=False, callbacks=[recorder])
     if with_tfmem:
         report = tfmem.report(model)

@@ -4,7 +4,7 @@ VENV ?= .venv
 BAZEL ?= bazel
 python := $(VENV)/bin/python
 
-.PHONY: help demo test test-all sanitize fuzz lint format build wheel bench bazel clean
+.PHONY: help demo docs test test-all sanitize fuzz lint format build wheel bench bazel clean
 
 help:
 	@echo 'make demo     train a small network on the CPU under a memory budget, with and without tfmem'
@@ -13,6 +13,7 @@ help:
 	@echo 'make sanitize what is C++ and its CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make fuzz     a million mutated cells and programs, read under the same; FUZZ="--seed 2" chooses others'
 	@echo 'make lint     ruff, mypy and clang-format; make format mends what can be mended'
+	@echo 'make docs     the documentation as a site in build/site, built strictly'
 	@echo 'make build    the environment in $(VENV), the op library and the extension module'
 	@echo 'make wheel    a wheel in dist/, which installs without a compiler'
 	@echo 'make bench    the benchmarks that need no GPU'
@@ -86,6 +87,10 @@ bazel: $(VENV)/.installed
 	@command -v $(firstword $(BAZEL)) >/dev/null || \
 	  { echo 'Bazel is not installed; on Debian: apt-get install bazel-bootstrap'; exit 1; }
 	TFMEM_PYTHON=$(abspath $(python)) $(BAZEL) test //:all
+
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --strict
+	@echo build/site/index.html
 
 build: $(VENV)/.built
 

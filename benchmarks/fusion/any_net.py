@@ -1,4 +1,4 @@
-"""One network of `workloads/anyone.py` under TensorFlow, XLA and tfmem, in this process:
+"""One network of `benchmarks.fusion.anyone` under TensorFlow, XLA and tfmem, in this process:
 `python -m benchmarks.fusion.any_net TASK_JSON RESULT_FILE`.
 
 tfmem's calls before the decision are measured first, alone; then all systems are timed in turn."""
@@ -27,11 +27,11 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     """What `benchmarks.fusion.anyone` shows.
 
     Args:
-        task: "net", "settle" and "afterwards" (seconds to wait for the decision, and then for tuned kernels), "xla",
-            and what `prepare` takes.
+        task: "workload", "settle" and "afterwards" (seconds to wait for the decision, and then for tuned kernels),
+            "xla", and what `prepare` takes.
     """
     prepare(task)
-    make_workload = partial(make, f"anyone/{task['net']}")
+    make_workload = partial(make, task["workload"])
     plain = System.begun("graph", make_workload)
     for _ in range(WARM_UP):
         plain.scalar()

@@ -32,25 +32,30 @@ NETS = {
     "two_tower": "Keras Recommenders' example 'Retrieval with two towers'",
     "nerf": "Keras's example '3D volumetric rendering with NeRF': its MLP",
     "autoencoder": "Keras's example 'Variational AutoEncoder', in Dense layers",
+    "gpt_inference": "the model of `gpt`, in inference",
+    "vit_inference": "the model of `vit`, in inference",
 }
+# of `workloads/public*.py`, which `benchmarks.fusion.coverage` tells about as well
+PUBLIC = (
+    *("bert", "gemma", "t5", "graph_convolution", "proximal_policy", "wgan_gp", "diffusion", "u_net"),
+    *("xception", "resnet50", "mobilenet_v3"),
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, under one set of settings.
+    """A network.
 
     Attributes:
-        net: its name.
-        settings: how the name of its row ends.
+        name: of its row in the results.
     """
 
-    net: str
-    settings: str = ""
+    name: str
 
     @property
-    def name(self) -> str:
-        """The name of the row in the results."""
-        return f"{self.net}{self.settings}"
+    def workload(self) -> str:
+        """What `workloads.make` takes."""
+        return f"{'public' if self.name in PUBLIC else 'anyone'}/{self.name}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,13 +67,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--warm", action="store_true", help="a second process, which finds the cache of the first")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one network (300)")
     parser.set_defaults(total_seconds=330)
-    options, cases = asked(parser, arguments, [Case(name) for name in NETS], lines)
+    options, cases = asked(parser, arguments, [Case(name) for name in (*NETS, *PUBLIC)], lines)
     if not cases:
         return 0
     results, failed = begun(options), 0
     for case in waiting(cases, results, options):
         task = {
-            "net": case.net,
+            "workload": case.workload,
             "settle": options.settle,
             "afterwards": options.afterwards,
             "xla": not options.no_xla,

@@ -26,6 +26,17 @@ def _training(
     return training(model, optimizer, inputs, labels, loss_of)
 
 
+def _inference(model: keras.Model, inputs: np.ndarray) -> Workload:
+    """The model's outputs for one batch; the first result is a number of them, whose way to the host ends a step."""
+
+    @tf.function
+    def step(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        outputs = model(inputs, training=False)
+        return tf.reshape(outputs, [-1])[0], outputs
+
+    return Workload(step, (tf.constant(inputs),), [variable.value for variable in model.variables])
+
+
 _classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 _binary = keras.losses.BinaryCrossentropy(from_logits=True)
 _squares = keras.losses.MeanSquaredError()
@@ -50,17 +61,26 @@ def _inner(x: keras.KerasTensor, size: int, hidden: int, dropped: float = 0.1) -
     return x + layers.Dropout(dropped)(layers.Dense(size)(inner))
 
 
-def gpt() -> Workload:
-    """Six blocks with causal attention; the loss is over each next token."""
+def _gpt(length: int, vocabulary: int) -> keras.Model:
+    """Six blocks with causal attention."""
     keras.utils.set_random_seed(0)
-    batch, length, size, vocabulary = 8, 128, 384, 8000
+    size = 384
     tokens = keras.Input([length], dtype="int32")
     x = layers.Embedding(vocabulary, size)(tokens) + layers.Embedding(length, size)(ops.arange(length)[None, :])
     for _ in range(6):
         x = _inner(_attention(x, 6, size, causal=True), size, 4 * size)
-    model = keras.Model(tokens, layers.Dense(vocabulary)(layers.LayerNormalization(epsilon=1e-6)(x)))
-    text = _integers(0, vocabulary, batch, length + 1)
-    return _training(model, keras.optimizers.AdamW(3e-4), _classes, text[:, 1:], text[:, :-1])
+    return keras.Model(tokens, layers.Dense(vocabulary)(layers.LayerNormalization(epsilon=1e-6)(x)))
+
+
+def gpt() -> Workload:
+    """Six blocks with causal attention; the loss is over each next token."""
+    text = _integers(0, 8000, 8, 129)
+    return _training(_gpt(128, 8000), keras.optimizers.AdamW(3e-4), _classes, text[:, 1:], text[:, :-1])
+
+
+def gpt_inference() -> Workload:
+    """The logits of `gpt`."""
+    return _inference(_gpt(128, 8000), _integers(0, 8000, 8, 128))
 
 
 def mixer() -> Workload:
@@ -113,19 +133,27 @@ def tabular() -> Workload:
     return _training(model, keras.optimizers.Nadam(1e-3), _classes, _integers(0, 5, batch), _uniform(batch, 40))
 
 
-def vit() -> Workload:
-    """Eight blocks over 64 patches of images."""
+def _vit(patches: int) -> keras.Model:
+    """Eight blocks over patches of images."""
     keras.utils.set_random_seed(0)
-    batch, patches, size = 64, 64, 192
+    size = 192
     images = keras.Input([patches, 8 * 8 * 3])
     x = layers.Dense(size)(images) + layers.Embedding(patches, size)(ops.arange(patches)[None, :])
     for _ in range(8):
         x = _inner(_attention(x, 3, size), size, 4 * size)
     x = layers.Dropout(0.5)(layers.Flatten()(layers.LayerNormalization(epsilon=1e-6)(x)))
-    model = keras.Model(images, layers.Dense(100)(x))
-    return _training(
-        model, keras.optimizers.AdamW(1e-3), _classes, _integers(0, 100, batch), _uniform(batch, patches, 8 * 8 * 3)
-    )
+    return keras.Model(images, layers.Dense(100)(x))
+
+
+def vit() -> Workload:
+    """Eight blocks over 64 patches of images."""
+    images, classes = _uniform(64, 64, 8 * 8 * 3), _integers(0, 100, 64)
+    return _training(_vit(64), keras.optimizers.AdamW(1e-3), _classes, classes, images)
+
+
+def vit_inference() -> Workload:
+    """The logits of `vit`."""
+    return _inference(_vit(64), _uniform(64, 64, 8 * 8 * 3))
 
 
 def efficientnet() -> Workload:
@@ -261,4 +289,6 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "two_tower": two_tower,
     "nerf": nerf,
     "autoencoder": autoencoder,
+    "gpt_inference": gpt_inference,
+    "vit_inference": vit_inference,
 }

@@ -10,6 +10,7 @@ deterministic, and losses and weights are compared to the bit.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,8 +64,17 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every case, plain ones before those that need their peaks."""
-    return [Case(network, place, system) for network in NETWORKS for place in PLACES for system in SYSTEMS]
+    """Every case, plain ones before those that need their peaks.
+
+    BERT is a model of Keras 3, whose own `fit` fails in several workers.
+    """
+    return [
+        Case(network, place, system)
+        for network in NETWORKS
+        for place in PLACES
+        for system in SYSTEMS
+        if (network, place) != ("BERT", "workers")
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -124,7 +134,8 @@ def run_case(case: Case, results: Mapping[str, Any], options: Any, left: float, 
     (batch, side), alone = NETWORKS[case.network], case.place == "one"
     task = {**asdict(case), "batch": batch, "side": side, "options": given, "budget": budget, "exact": exact}
     task |= {"gpus": 1 if alone else options.gpus, "workers": case.place == "workers"}
-    limited = {"CUDA_VISIBLE_DEVICES": str(gpu)} if alone else {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
+    limited = {"CUDA_VISIBLE_DEVICES": visible[gpu]} if alone else {}
     return in_process("benchmarks.distribution.case", task, min(options.timeout, left), **limited)
 
 

@@ -35,10 +35,10 @@ def of_workers(task: dict[str, Any], path: Path) -> dict[str, Any]:
     addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
     for each in sockets:
         each.close()
-    processes = []
+    processes, visible = [], os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
     for index in range(task["gpus"]):
         told = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        variables = {**os.environ, "TF_CONFIG": json.dumps(told), "CUDA_VISIBLE_DEVICES": str(index)}
+        variables = {**os.environ, "TF_CONFIG": json.dumps(told), "CUDA_VISIBLE_DEVICES": visible[index]}
         arguments = [json.dumps({**task, "worker": index}), f"{path}.{index}"]
         command = [sys.executable, "-m", "benchmarks.distribution.case", *arguments]
         processes.append(subprocess.Popen(command, env=variables))

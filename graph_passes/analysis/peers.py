@@ -5,6 +5,10 @@
 
 A lane is a device. TensorFlow orders the collectives of a lane by a token, a resource that each of them takes, so the
 k-th of a group in one lane meets the k-th of that group in every other.
+
+    lane of GPU:0    a0 -> if0 -> b0     Both branches of if0 run two collectives, which meet those in if1: so
+    lane of GPU:1    a1 -> if1 -> b1     tf.distribute gathers the slices of an embedding's gradient. if0 and if1
+                                         count as one collective each.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from graph_passes.graph.order import topological
 from graph_passes.lower.known_numbers import integers
 
 GROUP_SIZE, GROUP_KEY = 1, 2  # the inputs of a collective of the second version that say which group it is of
+_CONDITIONS = frozenset({"If", "StatelessIf"})
 _TOKENS = 4  # before the tokens: data, size and key of the group, key of the instance
 
 
@@ -39,6 +44,21 @@ class Meeting:
     members: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Held:
+    """The collectives in each branch of a condition.
+
+    Attributes:
+        group: the key of their group of devices.
+        size: how many devices the group has.
+        count: how many collectives a branch runs.
+    """
+
+    group: int
+    size: int
+    count: int
+
+
 def lanes(graph: Graph) -> tuple[str, ...]:
     """The devices that ops of the graph are placed on, by the first op of each."""
     return tuple(dict.fromkeys(node.device for node in graph if node.device))
@@ -54,34 +74,72 @@ def collective_inside(graph: Graph) -> str:
     """The first collective of a branch, a loop or another function that meets one outside, in words; "" if none does.
 
     A node whose function holds all that meet waits for nothing but what it reads, like any other. One whose function
-    holds all of this process waits for other processes, as a collective does.
+    holds all of this process waits for other processes, as a collective does. One of `conditions_that_meet` is a
+    collective.
     """
-    return _inside(graph, _meeting_lanes(graph))
+    return _inside(graph, _meeting_lanes(graph), "", frozenset(conditions_that_meet(graph)))
 
 
-def _inside(graph: Graph, here: frozenset[str]) -> str:
+def conditions_that_meet(graph: Graph) -> dict[str, Held]:
+    """Conditions that count as one collective each, by name: both branches run equally many collectives of one group,
+    all in the condition's lane, and these meet collectives of other lanes of this process."""
+    here, found = _meeting_lanes(graph), dict[str, Held]()
+    bodies: dict[str, list[Graph]] = {}
     for (caller, _), function in graph.functions.items():
-        held = _unmet(function.graph, here)
+        if graph[caller].op in _CONDITIONS:
+            bodies.setdefault(caller, []).append(function.graph)
+    for caller, branches in bodies.items():
+        lane = graph[caller].device
+        if all(_unmet(body, here, lane) is None for body in branches):
+            continue
+        held = {_held_by_one(body, lane) for body in branches}
+        one = held.pop()
+        if not held and one is not None:
+            found[caller] = one
+    return found
+
+
+def meeting_nodes(graph: Graph) -> frozenset[str]:
+    """Names of the collectives of a graph, and of `conditions_that_meet`."""
+    return frozenset(node.name for node in graph if is_collective(node)).union(conditions_that_meet(graph))
+
+
+def _held_by_one(body: Graph, lane: str) -> Held | None:
+    """The collectives of a branch, if all are of one lane and one group, and none is deeper."""
+    deeper = frozenset[str]().union(*(_meeting_lanes(function.graph, lane) for function in body.functions.values()))
+    groups = list(_groups_in(body, lane))
+    if deeper or len(groups) != 1:
+        return None
+    ((node, size, lanes_held),) = groups
+    key = constant_input(body, node, GROUP_KEY)
+    return Held(key, size, lanes_held[lane]) if key is not None and lanes_held and set(lanes_held) == {lane} else None
+
+
+def _inside(graph: Graph, here: frozenset[str], lane: str, without: frozenset[str] = frozenset()) -> str:
+    for (caller, _), function in graph.functions.items():
+        inner = graph[caller].device or lane
+        held = None if caller in without else _unmet(function.graph, here, inner)
         if held is not None:
             return (
                 f"collective '{held.name}' ({held.op}) is inside of a function that '{caller}' calls, and what it "
                 "meets is not"
             )
-        deeper = _inside(function.graph, here)
+        deeper = _inside(function.graph, here, inner)
         if deeper:
             return deeper
     return ""
 
 
-def _unmet(body: Graph, here: frozenset[str]) -> Node | None:
+def _unmet(body: Graph, here: frozenset[str], lane: str) -> Node | None:
     """A collective that waits for one outside of a function's body, or perhaps does; None if there is none.
 
     Args:
         body: the function's.
         here: the devices of this process that take part in collectives. What waits for other processes waits for
             nothing outside of the body here, if all of them meet in it.
+        lane: the device of ops that name none: that of the node which calls the function.
     """
-    for node, size, lanes_held in _groups_in(body):
+    for node, size, lanes_held in _groups_in(body, lane):
         if lanes_held is None or len(set(lanes_held.values())) > 1:
             return node
         if len(lanes_held) != size and frozenset(lanes_held) != here:
@@ -89,9 +147,9 @@ def _unmet(body: Graph, here: frozenset[str]) -> Node | None:
     return None
 
 
-def _groups_in(body: Graph) -> Iterator[tuple[Node, int, Counter[str] | None]]:
+def _groups_in(body: Graph, lane: str) -> Iterator[tuple[Node, int, Counter[str] | None]]:
     """For each group of devices that meet in a body: a collective, how many devices the group has, and how many
-    collectives each lane has; None where the group is not known. "" is the lane of ops without a device."""
+    collectives each lane has; None where the group is not known. Ops that name no device are in `lane`."""
     in_lanes: dict[int, Counter[str]] = {}
     latest: dict[int, tuple[Node, int]] = {}
     for node in filter(is_collective, body):
@@ -99,25 +157,38 @@ def _groups_in(body: Graph) -> Iterator[tuple[Node, int, Counter[str] | None]]:
         if key is None or size is None:
             yield node, 0, None
             continue
-        in_lanes.setdefault(key, Counter())[node.device] += 1
+        in_lanes.setdefault(key, Counter())[node.device or lane] += 1
         latest[key] = node, size
     for key, (node, size) in latest.items():
         yield node, size, in_lanes[key]
 
 
-def _meeting_lanes(graph: Graph) -> frozenset[str]:
+def _meeting_lanes(graph: Graph, lane: str = "") -> frozenset[str]:
     """The devices of this process that take part in collectives, in the graph or in functions that it calls."""
-    own = {node.device for node in graph if is_collective(node)}
-    return frozenset(own.union(*(_meeting_lanes(function.graph) for function in graph.functions.values())))
+    own = {node.device or lane for node in graph if is_collective(node)}
+    inner = (
+        _meeting_lanes(function.graph, graph[caller].device or lane)
+        for (caller, _), function in graph.functions.items()
+    )
+    return frozenset(own.union(*inner))
 
 
-def awaited_elsewhere(graph: Graph) -> dict[str, frozenset[str]]:
-    """The nodes whose functions wait for other processes, by name, and the devices that meet those there."""
+def awaited_elsewhere(graph: Graph, lane: str = "") -> dict[str, frozenset[str]]:
+    """The nodes whose functions wait for other processes, by name, and the devices that meet those there.
+
+    Args:
+        graph: the step's, or a function's.
+        lane: the device of ops that name none.
+    """
     found: dict[str, frozenset[str]] = {}
+    met_here = conditions_that_meet(graph)
     for (caller, _), function in graph.functions.items():
-        groups = [(size, held) for _, size, held in _groups_in(function.graph) if held is not None]
+        if caller in met_here:
+            continue
+        inner = graph[caller].device or lane
+        groups = [(size, held) for _, size, held in _groups_in(function.graph, inner) if held is not None]
         devices = frozenset[str]().union(
-            *(held for size, held in groups if size > len(held)), *awaited_elsewhere(function.graph).values()
+            *(held for size, held in groups if size > len(held)), *awaited_elsewhere(function.graph, inner).values()
         )
         if devices:
             found[caller] = found.get(caller, frozenset()) | devices
@@ -142,13 +213,13 @@ def meetings(graph: Graph) -> tuple[Meeting, ...]:
     collectives of its lanes: without it, another process could run the two the other way round.
 
     Raises:
-        GraphError: two collectives of a lane have no order, a group's key is not known, or a function holds one
-            that meets another outside.
+        GraphError: two collectives of a lane have no order, a group's key is not known, a function holds one that
+            meets another outside, or a condition meets what is none.
     """
     inside = collective_inside(graph)
     if inside:
         raise GraphError(f"{inside}; expected all that meet in one function")
-    elsewhere = awaited_elsewhere(graph)
+    elsewhere, conditions = awaited_elsewhere(graph), conditions_that_meet(graph)
     in_lane: dict[str, int] = {}  # how many collectives a lane has so far
     latest: dict[str, dict[str, int]] = {}  # node -> lane -> the last collective of the lane that it waits for
     turns: dict[tuple[str, int], int] = {}
@@ -156,7 +227,8 @@ def meetings(graph: Graph) -> tuple[Meeting, ...]:
     for name in topological(graph):
         node = graph[name]
         waited = _merged(latest[before] for before in dict.fromkeys(graph.predecessors(node)))
-        for lane in sorted(elsewhere.get(name, frozenset({node.device} if is_collective(node) else ()))):
+        meets = is_collective(node) or name in conditions
+        for lane in sorted(elsewhere.get(name, frozenset({node.device} if meets else ()))):
             place = in_lane.get(lane, 0)
             if waited.get(lane, 0) != place:
                 raise GraphError(
@@ -165,12 +237,15 @@ def meetings(graph: Graph) -> tuple[Meeting, ...]:
                 )
             in_lane[lane] = place + 1
             waited = {**waited, lane: place + 1}
-        if is_collective(node):
-            group = _group(graph, node)
+        if meets:
+            group = conditions[name].group if name in conditions else _group(graph, node)
             turn = turns.get((node.device, group), 0)
             turns[node.device, group] = turn + 1
             found.setdefault((group, turn), []).append(name)
         latest[name] = waited
+    for members in found.values():
+        if len({conditions.get(name) for name in members}) > 1:
+            raise GraphError(f"'{members[0]}' ({graph[members[0]].op}) does not meet as many collectives as it runs")
     return tuple(Meeting(group, turn, tuple(members)) for (group, turn), members in found.items())
 
 

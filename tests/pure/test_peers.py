@@ -95,6 +95,49 @@ def test_a_branch_that_meets_what_is_outside_of_it_is_refused() -> None:
             meetings(outer)
 
 
+def gathering(counts: Sequence[int]) -> Graph:
+    """A step whose second collective of each lane is a condition; each branch runs so many collectives.
+
+    Args:
+        counts: of both branches of the first lane, then of those of the second.
+    """
+    graph = training_step(replace(NET, packs=2))
+    inner = training_step(Spmd((1,) * 4, (0,) * 4, 1, max(counts)))
+    for lane in range(2):
+        graph[f"reduce1/{lane}"].op = "If"
+        for branch, count in zip(("then_branch", "else_branch"), counts[2 * lane :], strict=False):
+            kept = {f"reduce{pack}/0" for pack in range(count)}
+            body = training_step(Spmd((1,) * 4, (0,) * 4, 1, max(counts)))
+            for node in body:
+                node.device = ""  # it runs where the condition does
+                if node.op in ops.COLLECTIVES and node.name not in kept:
+                    node.op = "NoOp"
+            for name in inner.constants:
+                if name.startswith("size"):
+                    body.constants[name] = graph.constants["size0/0"]
+            graph.functions[f"reduce1/{lane}", branch] = Function(body, (), ())
+    return graph
+
+
+def test_conditions_whose_branches_meet_those_of_other_lanes_are_collectives() -> None:
+    """An embedding's gradient is gathered so, if the slices of all lanes are equally long, and padded otherwise."""
+    graph = gathering([2, 2, 2, 2])
+    assert meetings(graph) == meetings(training_step(replace(NET, packs=2)))
+    assert awaited_elsewhere(graph) == {}
+    assert waits_for_itself(graph) == ()
+    graph.add_control("reduce1/0", "scaled1/1")  # behind the condition of the other lane
+    assert waits_for_itself(graph)
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [([2, 1, 2, 2], "is inside of a function that 'reduce1/0' calls"), ([1, 1, 2, 2], "does not meet as many")],
+)
+def test_conditions_that_may_meet_otherwise_are_refused(counts: Sequence[int], reason: str) -> None:
+    with pytest.raises(GraphError, match=reason):
+        meetings(gathering(counts))
+
+
 def of_group(more: int, lanes: int) -> Graph:
     """A step whose collectives wait for `more` devices of other processes."""
     graph = training_step(replace(NET, lanes=lanes))

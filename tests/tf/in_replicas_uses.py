@@ -64,6 +64,16 @@ def normalized(library: Any) -> Any:
     return library.Sequential([*parts, library.layers.Dense(CLASSES)])
 
 
+def embedded(library: Any) -> Any:
+    """An embedding's gradient has slices, which replicas gather within a condition."""
+    layers = library.layers
+    return library.Sequential(
+        [library.Input((WIDTH,)), layers.Discretization([-1.0, 0.0, 1.0]), layers.Embedding(4, 8), layers.Flatten()]
+        + [layers.Dense(256, "gelu") for _ in range(5)]
+        + [layers.Dense(CLASSES)]
+    )
+
+
 def recurrent(library: Any) -> Any:
     layers = library.layers
     return library.Sequential(
@@ -145,6 +155,17 @@ def batch_norms(library: Any) -> None:
     require_equal_fits(library, normalized, share=0.9)
 
 
+def embeddings(library: Any) -> None:
+    """tf_keras traces one function for batches of all sizes. Where tensors of it move, gradients differ by rounding."""
+    _, expected = fitted(library, embedded, None)
+    gc.collect()
+    tolerance = 0.0 if library is keras else 1e-5
+    for found in fits_and_moves(partial(fitted, library, embedded)):
+        tf.nest.map_structure(
+            lambda *both: np.testing.assert_allclose(*both, tolerance, 1e-3 * tolerance), found, expected
+        )
+
+
 def metrics(library: Any) -> None:
     """Those of a replica are summed."""
     several = [library.metrics.SparseTopKCategoricalAccuracy, library.metrics.SparseCategoricalAccuracy]
@@ -187,7 +208,7 @@ def strategies_of_one_variable(library: Any) -> None:
 
 
 LIBRARIES = (keras, tf_keras)
-OF_BOTH = (mixed_precision, batch_norms, metrics, callbacks, strategies_of_one_variable)
+OF_BOTH = (mixed_precision, batch_norms, embeddings, metrics, callbacks, strategies_of_one_variable)
 
 
 # ---- of one library ----

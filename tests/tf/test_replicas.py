@@ -31,9 +31,11 @@ def test_two_replicas(cases: str) -> None:
     "cases",
     [
         "loops",
+        "embeddings_keras",
         *long(
             "other_loops",
             "of_keras_3",
+            "embeddings_tf_keras",
             "of_tf_keras",
             *(
                 f"{case}_{library}"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from custom_ops.fusion.region import Call, Kernel, Region
 from custom_ops.fusion.text import to_text
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
-from graph_passes.analysis.peers import is_collective
+from graph_passes.analysis.peers import is_collective, meeting_nodes
 from graph_passes.graph.ir import Graph, Node
 
 
@@ -28,22 +28,20 @@ def behind_sums(graph: Graph, known: Mapping[str, NodePattern]) -> set[str]:
         graph: the graph.
         known: the patterns of its nodes.
     """
-    lanes = _lanes(graph)
-    updates = [node for node in graph if node.device in lanes and _may_write(graph, known, node)]
+    lanes, met = _lanes(graph), meeting_nodes(graph)
+    updates = [
+        node for node in graph if node.device in lanes and node.name not in met and _may_write(graph, known, node)
+    ]
     needed: Counter[str] = Counter()
     for lane in lanes:
         own = [node.name for node in updates if node.device == lane]
-        needed.update(graph.reached(own, lambda node: _before(graph, node)))
+        needed.update(graph.reached(own, lambda node: [each.node for each in node.inputs if each.node not in met]))
     copies = {
         node.name
         for node in updates
         if node.op == "AssignVariableOp" and needed[node.inputs[-1].node] in (0, len(lanes))
     }
     return {name for name, count in needed.items() if count < len(lanes)} - copies
-
-
-def _before(graph: Graph, node: Node) -> list[str]:
-    return [tensor.node for tensor in node.inputs if not is_collective(graph[tensor.node])]
 
 
 def unequal(graph: Graph, regions: Mapping[str, tuple[Sequence[str], Region]]) -> set[str]:
@@ -74,7 +72,7 @@ def _may_write(graph: Graph, known: Mapping[str, NodePattern], node: Node) -> bo
     """Whether the node may write a variable."""
     specs = (graph.specs.get(tensor) for tensor in node.inputs)
     takes = any(spec is not None and spec.dtype == "resource" for spec in specs)
-    return takes and known[node.name].pattern is not OpPattern.READ and not is_collective(node)
+    return takes and known[node.name].pattern is not OpPattern.READ
 
 
 def kernel_text(region: Region) -> str:

@@ -70,7 +70,7 @@ def find_regions(
         GraphError: the graph has a cycle.
     """
     try:
-        met = meetings(graph) if any(map(is_collective, graph)) else ()
+        met = meetings(graph)
         order = united_order(graph, met)
     except GraphError as error:
         if is_acyclic(graph):  # else there is no order of any kind

@@ -176,8 +176,9 @@ def rows(results: Mapping[str, Any]) -> str:
                 ("to the bit" if mine["digest"] == plain["digest"] else "differs") if mine["exact"] else "",
             )
         )
-    gpus, commit = results["machine"]["gpus"], results["machine"]["commit"][:7]
-    return f"{len(gpus)} x {gpus[0].partition(',')[0]}, commit {commit}.\n{table('', header, found)}"
+    machine = results["machine"]
+    of = f"{machine['used']} of {len(machine['gpus'])} x {machine['gpus'][0].partition(',')[0]}"
+    return f"{of}, commit {machine['commit'][:7]}.\n{table('', header, found)}"
 
 
 if __name__ == "__main__":

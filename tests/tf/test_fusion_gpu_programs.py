@@ -13,9 +13,11 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 import tfmem
 from custom_ops import image_functions
 from custom_ops.errors import KernelError
+from custom_ops.fusion import programs as programs_module
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.search.bench import FusionBench
+from custom_ops.fusion.search.ranking import Ranking
 from custom_ops.fusion.text import to_text
 from custom_ops.jit import nvrtc
 from custom_ops.timing.tuner import Measured
@@ -96,6 +98,21 @@ def test_nothing_is_timed_before_a_plan_runs_and_its_kernels_once_afterwards(
 def made(region: Region, tmp_path: Path, tune: Any) -> list[Any]:
     options = tfmem.Options(fusion=tfmem.FusionOptions(tune=tune), cache_directory=str(tmp_path))
     return list(gpu_programs(GPU, options)(region, PLACE))
+
+
+@pytest.mark.parametrize("tune", ["off", "fast"])
+def test_kernels_are_ranked_once(
+    tune: Any, compiled: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also those that were never timed; another version of tfmem may rank them otherwise."""
+    options = tfmem.Options(fusion=tfmem.FusionOptions(tune=tune), cache_directory=str(tmp_path))
+    region, rankings = different("add", "multiply"), [Ranking() for _ in range(3)]
+    found = []
+    for ranking, code in zip(rankings, ["this", "this", "another"], strict=True):
+        monkeypatch.setattr(programs_module, "code_digest", lambda code=code: code)
+        found.append(tuple(gpu_programs(GPU, options, module.Compilers(), None, ranking, untimed=True)(region, PLACE)))
+    assert found[0] == found[1] == found[2]
+    assert [len(ranking.found) for ranking in rankings] == [2, 0, 2]
 
 
 def test_other_kernels_leave_no_code_behind(compiled: list[str], tmp_path: Path) -> None:

@@ -254,12 +254,23 @@ def _range(index: Index, sizes: Sequence[int]) -> tuple[int, int]:
     return low, high
 
 
-def _require(holds: bool, what: str, problem: str) -> None:
+@dataclass(frozen=True)
+class _Place:
+    """A node in errors. Its text is made where there is one: it takes longer than all checks of the node."""
+
+    number: int
+    node: Node
+
+    def __str__(self) -> str:
+        return f"node {self.number} ({self.node})"
+
+
+def _require(holds: bool, what: object, problem: str) -> None:
     if not holds:
         raise ProgramError(f"{what}: {problem}")
 
 
-def _terms_axes(indices: Iterable[Index], what: str) -> list[int]:
+def _terms_axes(indices: Iterable[Index], what: object) -> list[int]:
     """The axes of the indices' terms, which have to be sound."""
     axes = []
     for index in indices:
@@ -274,7 +285,7 @@ def _terms_axes(indices: Iterable[Index], what: str) -> list[int]:
 
 
 def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
-    what = f"node {len(earlier)} ({node})"
+    what = _Place(len(earlier), node)
     for argument in arguments_of(node):
         _require(0 <= argument < len(earlier), what, f"reads node {argument}; nodes may read earlier ones only")
 
@@ -283,7 +294,8 @@ def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
         return tuple(sorted(set(found)))
 
     def dtype(found: str, expected: tuple[str, ...]) -> str:
-        _require(found in expected, what, f"dtype '{found}'; expected one of {', '.join(expected)}")
+        if found not in expected:
+            _require(False, what, f"dtype '{found}'; expected one of {', '.join(expected)}")
         return found
 
     match node:

@@ -6,18 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from tqdm import tqdm
 
+from custom_ops.code_digest import code_digest
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.description import describe
 from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.region import Kernel, Region, Shape
-from custom_ops.fusion.search.bench import FusionBench, point
+from custom_ops.fusion.search.bench import FusionBench, parse, point
 from custom_ops.fusion.search.kernel_model import H200, surely_runs
 from custom_ops.fusion.search.ranking import Ranked, Ranking
 from custom_ops.jit import nvrtc
@@ -26,8 +27,10 @@ from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Device
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.nvrtc import CompileSource
+from custom_ops.timing.remembered import Remembered
 from custom_ops.timing.tuner import Trial, fastest, known, tune
 
+CHOSEN = "chosen kernel 1"  # the form of a file
 TYPICAL = 128  # a size that is known when the kernel runs, where one is chosen for it
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -75,9 +78,21 @@ def by_model(processors: int, ranking: Ranking | None = None) -> Choose:
     return choose
 
 
+def once(choose: Choose, cache: Cache, processors: int) -> Choose:
+    """`choose`, which is asked once about a pattern by all processes with one cache, while tfmem's code is the same:
+    ranking takes up to a second for a pattern."""
+    chosen = Remembered(CHOSEN, cache, asdict, parse)
+
+    def kept(pattern: Pattern, shapes: Shapes) -> Configuration:
+        key = chosen.key({"processors": processors, "code": code_digest()}, pattern.digest, point(shapes))
+        return chosen.get(key, lambda: choose(pattern, shapes))
+
+    return kept
+
+
 def by_cache(device: Device, cache: Cache, top: int | None, ranking: Ranking) -> Choose:
     """The fastest of those that were timed before, by `timed`; else the best ranked. Nothing is timed."""
-    best_ranked = by_model(device.processors, ranking)
+    best_ranked = once(by_model(device.processors, ranking), cache, device.processors)
 
     def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
         bench, where = _bench(pattern, shapes, device, cache), point(shapes)

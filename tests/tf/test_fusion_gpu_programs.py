@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorflow.core.framework.graph_pb2 import GraphDef
 
 import tfmem
+from custom_ops import image_functions
 from custom_ops.errors import KernelError
+from custom_ops.fusion import programs as programs_module
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.search.bench import FusionBench
+from custom_ops.fusion.search.ranking import Ranking
 from custom_ops.fusion.text import to_text
 from custom_ops.jit import nvrtc
 from custom_ops.timing.tuner import Measured
@@ -25,11 +29,12 @@ from graph_passes.passes.fuse.plan import FusionPlan, RegionPlan
 from graph_passes.report import RegionRecord
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.jit.test_fusion_programs import different
+from tfmem.capture.captured import Captured
 from tfmem.devices import Target
 from tfmem.kernels import fusion_programs as module
 from tfmem.kernels import fusion_tuning
 from tfmem.kernels.fusion_programs import gpu_programs
-from tfmem.kernels.fusion_tuning import FusionKernels
+from tfmem.kernels.fusion_tuning import FusionKernels, with_programs
 
 pytest_plugins = ("tests.fusion_device",)
 
@@ -93,6 +98,38 @@ def test_nothing_is_timed_before_a_plan_runs_and_its_kernels_once_afterwards(
 def made(region: Region, tmp_path: Path, tune: Any) -> list[Any]:
     options = tfmem.Options(fusion=tfmem.FusionOptions(tune=tune), cache_directory=str(tmp_path))
     return list(gpu_programs(GPU, options)(region, PLACE))
+
+
+@pytest.mark.parametrize("tune", ["off", "fast"])
+def test_kernels_are_ranked_once(
+    tune: Any, compiled: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also those that were never timed; another version of tfmem may rank them otherwise."""
+    options = tfmem.Options(fusion=tfmem.FusionOptions(tune=tune), cache_directory=str(tmp_path))
+    region, rankings = different("add", "multiply"), [Ranking() for _ in range(3)]
+    found = []
+    for ranking, code in zip(rankings, ["this", "this", "another"], strict=True):
+        monkeypatch.setattr(programs_module, "code_digest", lambda code=code: code)
+        found.append(tuple(gpu_programs(GPU, options, module.Compilers(), None, ranking, untimed=True)(region, PLACE)))
+    assert found[0] == found[1] == found[2]
+    assert [len(ranking.found) for ranking in rankings] == [2, 0, 2]
+
+
+def test_other_kernels_leave_no_code_behind(compiled: list[str], tmp_path: Path) -> None:
+    """Otherwise a later process, which has these kernels from the start, would not know the graph."""
+    region = different("add", "multiply")
+    first = made(region, tmp_path, "off")
+    code = first[0].image.code + b"tuned"
+    second = [replace(each, image=replace(each.image, code=code)) for each in first]
+    graph_def = GraphDef()
+    graph_def.node.add(name="fusion_0", op="TfmemFusion").attr["region"].s = to_text(region).encode()
+    kept = graph_def.node.add(name="lstm", op="TfmemRecurrent")  # which names code as well
+    kept.attr["images"].list.func.add(name=image_functions.name_of(b"recurrent"))
+    graph_def.library.function.append(image_functions.definition(b"recurrent"))
+    given = Captured(graph_def, (), (), (), ())
+    by_model = with_programs(given, {to_text(region): first})
+    assert with_programs(by_model, {to_text(region): second}) == with_programs(given, {to_text(region): second})
+    assert len(by_model.graph_def.library.function) == 1 + len({each.image.code for each in first})
 
 
 @pytest.mark.parametrize("tune", ["off", "fast", "full"])

@@ -171,6 +171,45 @@ def test_what_was_timed_is_known(second: Times, compared: Any, tmp_path: Path) -
     assert "known from the cache" in tfmem.report(step).fusion
 
 
+@pytest.mark.parametrize("second", [WINS, LOSES], ids=["XLA wins", "XLA loses"])
+def test_a_choice_without_xla_does_not_end_the_contest(second: Times, compared: Any, tmp_path: Path) -> None:
+    """The first process ends before XLA has compiled. The second knows its choice, and times XLA as the first would
+    have; the third knows both."""
+
+    @tf.function
+    def function(x: Any) -> Any:
+        return tf.reduce_sum(tf.tanh(x) * 2.0 + 1.0)
+
+    def begun() -> Any:
+        step = optimized(function, fusion=FAST, cache_directory=str(tmp_path))
+        for _ in range(2):
+            step(batch()[0])
+            known = step_in(step)
+            while known.phase in (Phase.FUSING, Phase.COMPARING):
+                known.wait()
+                step(batch()[0])
+        return step
+
+    compared(WINS)
+    step = begun()
+    assert step_in(step).phase is Phase.COMPILING
+    for last in (False, True):
+        times = compared(*([] if last else [second]))
+        step = begun()
+        if not last or second is WINS:
+            assert step_in(step).phase is Phase.COMPILING
+            report = tfmem.report(step)
+            assert report.fusion.endswith("; known from the cache")
+            assert report.notes[-1] == "XLA compiles the step, and will be timed against what runs"
+            step_in(step).wait()
+            step(batch()[0])
+        assert step_in(step).settled
+        assert not times.left
+        report = tfmem.report(step)
+        assert (report.decision is Decision.XLA) == (second is WINS)
+        assert not any("will be timed" in note for note in report.notes)
+
+
 def with_xla(jit_compile: Any = True, dropout: bool = False) -> Any:
     """A Keras model that Keras compiles with XLA."""
     keras.utils.set_random_seed(3)

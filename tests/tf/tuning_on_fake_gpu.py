@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import tfmem
+from custom_ops.fusion.programs import FusionProgram
+from custom_ops.fusion.region import Region
 from custom_ops.fusion.search.ranking import ranked
 from graph_passes.decision import Decision
 from graph_passes.passes.fuse.plan import FusionPlan
@@ -18,7 +20,7 @@ from tests.tf.stitched_steps import Softmax, batch, close, values
 from tests.tf.test_fusion_choice import Found
 from tests.tf.test_step_machine import edge, fixture_moves  # noqa: F401 - a fixture
 from tfmem.kernels.fusion_tuning import Tuned
-from tfmem.steps import comparing
+from tfmem.steps import after_grappler, comparing
 from tfmem.steps.phases import Event, Phase
 from tfmem.timing.ab_timing import Times
 
@@ -39,12 +41,17 @@ class Kernels:
         if self.error is not None:
             raise self.error
 
+        made = {region.text: tuple(self.programs(region.lowered.region)) for region in plan.regions}
+        return Tuned(made, self.saved, 1)
+
+    def programs(self, region: Region, place: str = "") -> Sequence[FusionProgram]:
+        """The tuned kernels, which a later process has from the start."""
+
         def second(pattern: Any, shapes: Any) -> Any:
             found = ranked(pattern, shapes, PROCESSORS)
             return found[min(1, len(found) - 1)][0]
 
-        made = {region.text: tuple(self.gpu.programs(region.lowered.region, second)) for region in plan.regions}
-        return Tuned(made, self.saved, 1)
+        return self.gpu.programs(region, second)
 
 
 @pytest.fixture(name="tuned")
@@ -54,10 +61,14 @@ def fixture_tuned(
     """An optimised step, with what its kernels save and what its comparisons find; and the kernels."""
 
     def make(
-        saved: float, *times: Times | None, error: Exception | None = None, xla: bool = False
+        saved: float,
+        *times: Times | None,
+        error: Exception | None = None,
+        xla: bool = False,
+        before: bool = False,
     ) -> tuple[Any, Softmax, Kernels]:
-        on_gpu()
         kernels, model = Kernels(gpu, saved, error=error), Softmax()
+        on_gpu(kernels.programs if before else None)
         monkeypatch.setattr(comparing.Fuser, "kernels", lambda self: kernels)
         monkeypatch.setattr(comparing, "Slices", Found(*times))
         fusion = tfmem.FusionOptions(tune="fast", xla=xla)
@@ -127,6 +138,28 @@ def test_kernels_that_save_little_are_not_tried(
     step, model, _ = tuned(saved, Times(given, 1.0))
     settled(step, model)
     assert moves()[-1] == edge(Phase.TUNING, Event.STAYS, Phase.SETTLED)
+
+
+@pytest.mark.parametrize(
+    ("saved", "times"),
+    [
+        (0.4, [Times(2.0, 1.0), Times(1.0, 0.5)]),
+        (0.4, [Times(2.0, 1.0), Times(1.0, 1.1)]),
+        (0.4, [Times(0.8, 1.0), Times(0.8, 0.6)]),
+        (0.019, [Times(2.0, 1.0)]),
+    ],
+    ids=["tuned wins", "the model's wins", "won when tuned", "nothing to gain"],
+)
+def test_a_later_process_compares_and_tunes_no_more(
+    saved: float, times: list[Times], tuned: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the tuned kernels from the start, and finds the plan, too."""
+    settled(*tuned(saved, *times)[:2])
+    monkeypatch.setattr(after_grappler, "stitch", None)  # which plans
+    step, model, kernels = tuned(saved, before=True)
+    settled(step, model)
+    assert tfmem.report(step).fusion.endswith("; known from the cache")
+    assert not kernels.plans
 
 
 def test_a_step_that_lost_by_model_may_win_with_tuned_kernels(tuned: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ optimizer gives (`-LayoutOptimizer`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -48,6 +48,15 @@ def refined(build: Callable[[Shapes], tf.Graph], captured: Captured) -> tf.Graph
         except GraphError:  # Grappler kept a name and changed the layout: the op's shape is another now
             break
     return graph
+
+
+def program_shapes(captured: Captured) -> Iterator[str]:
+    """What the program knew of the shapes of the ops that are still there, as text, in the graph's order: all that
+    `refined` may tell."""
+    for node in captured.graph_def.node:
+        traced = _made(node.name, captured)
+        if traced is not None and traced.type == node.op:
+            yield f"{node.name} {' '.join(str(output.shape) for output in traced.outputs)}"
 
 
 def with_shapes(graph_def: GraphDef, shapes: Shapes) -> GraphDef:
@@ -106,15 +115,20 @@ def _behind_layouts(graph: tf.Graph, captured: Captured) -> set[str]:
 
 def _traced(op: tf.Operation, captured: Captured) -> tf.Operation | None:
     """The op that the program made, if `op` is still what it was."""
-    function, name = captured.origins.get(op.name, ("", op.name))
-    graph = captured.traced.get(function)
-    try:
-        traced = graph.get_operation_by_name(name) if graph is not None else None
-    except KeyError:
-        return None
+    traced = _made(op.name, captured)
     if traced is None or traced.type != op.type or len(traced.outputs) != len(op.outputs):
         return None
     return traced
+
+
+def _made(name: str, captured: Captured) -> tf.Operation | None:
+    """The op that the program gave this name, or that an inlined function had."""
+    function, own = captured.origins.get(name, ("", name))
+    graph = captured.traced.get(function)
+    try:
+        return graph.get_operation_by_name(own) if graph is not None else None
+    except KeyError:
+        return None
 
 
 def _says_more(known: tf.TensorShape, found: tf.TensorShape) -> bool:

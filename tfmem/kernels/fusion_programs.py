@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from custom_ops.errors import KernelError
-from custom_ops.fusion.programs import Choose, FusionProgram, build, by_cache, by_model, by_tuner
+from custom_ops.fusion.programs import Choose, FusionProgram, build, by_cache, by_model, by_tuner, once
 from custom_ops.fusion.region import Region
 from custom_ops.fusion.search.ranking import Ranking
 from custom_ops.jit import nvrtc
@@ -72,7 +72,7 @@ def gpu_programs(
                     f"{device.name} has compute capability {device.arch / 10}; fused kernels need {OLDEST / 10}"
                 )
             cache = Cache(folder)
-            choose = by_model(device.processors, ranking)
+            choose = once(by_model(device.processors, ranking), cache, device.processors)
             if is_timed(options) and untimed:
                 choose = by_cache(device, cache, TIMED[tune], ranking)
             elif is_timed(options):

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from tensorflow.core.framework.attr_value_pb2 import NameAttrList
+from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from custom_ops import image_functions
 from custom_ops.background import go_on
@@ -124,10 +127,10 @@ class FusionKernels:
 
 
 def with_programs(captured: Captured, programs: Mapping[str, Sequence[FusionProgram]]) -> Captured:
-    """A stitched graph with other kernels of its regions, which their text tells."""
+    """A stitched graph with other kernels of its regions, which their text tells. The code of kernels that no op names
+    any more is left out, so that the graph is the one that is planned with these kernels from the start."""
     graph_def = GraphDef()
     graph_def.CopyFrom(captured.graph_def)
-    present = {function.signature.name for function in graph_def.library.function}
     codes: dict[str, bytes] = {}
     for node in every_node(graph_def):
         text = node.attr["region"].s.decode() if node.op == FUSION_OP else ""
@@ -137,6 +140,18 @@ def with_programs(captured: Captured, programs: Mapping[str, Sequence[FusionProg
         node.attr["programs"].CopyFrom(serde.encode(tuple(program.to_text() for program in made)))
         node.attr["images"].CopyFrom(serde.encode(tuple(Code(program.image.code) for program in made)))
         codes |= {image_functions.name_of(program.image.code): program.image.code for program in made}
+    named = {found.name for node in every_node(graph_def) if "images" in node.attr for found in _images(node)}
+    kept = [each for each in graph_def.library.function if not _is_image(each) or each.signature.name in named]
+    present = {function.signature.name for function in kept}
     new = [image_functions.definition(code) for name, code in codes.items() if name not in present]
-    graph_def.library.function.extend(new)
+    del graph_def.library.function[:]
+    graph_def.library.function.extend([*kept, *new])
     return replace(captured, graph_def=graph_def)
+
+
+def _images(node: NodeDef) -> Sequence[NameAttrList]:
+    return node.attr["images"].list.func
+
+
+def _is_image(function: FunctionDef) -> bool:
+    return function.signature.name.startswith(image_functions.PREFIX)

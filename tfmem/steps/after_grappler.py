@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import tensorflow as tf
@@ -22,6 +23,7 @@ from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 from tfmem.kernels.fusion_tuning import FusionKernels
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.notices import REPORT_IT, SEE
+from tfmem.steps.known_plans import KnownPlan, key_of, plans
 
 LEAVE_OUT = "to run it so without this warning, leave 'fusion' out of passes"
 # Those of which it is known that TF32's kernels want channels last.
@@ -71,7 +73,6 @@ def stitched(
         kernels: makes kernels that are timed while the plan runs; see `fusion_needs`.
         calls: whether regions may hold products, and other calls.
     """
-    source = CapturedSource(optimized, engine.settings.feed_shapes)
     needs = fusion_needs(
         optimized.feeds, engine.settings.target, engine.settings.options, roots, quiet=engine.quiet, kernels=kernels
     )
@@ -79,7 +80,23 @@ def stitched(
         needs = replace(needs, segments=segments, kinds=frozenset(needs.kinds) - {OpPattern.READ})
     if not calls:
         needs = replace(needs, kinds=frozenset(needs.kinds) - CALLS)
-    done = stitch(source, engine, replace(needs, mirrored=mirrored))
+    return _known_or_new(optimized, engine, replace(needs, mirrored=mirrored))
+
+
+def _known_or_new(optimized: Captured, engine: Engine, needs: Needs) -> tuple[Captured, FusionPlan]:
+    """What an earlier process planned; else a new plan, which later ones find."""
+    known = plans(engine.settings.options.cache_directory if needs.measure is None else "")
+    key = key_of(known, optimized, engine, needs) if known.cache is not None else ""
+    found = known.find(key)
+    if found is not None:
+        with suppress(Exception):  # whatever a file holds, a new plan takes its place
+            return found.follow(optimized, engine, needs)
+    go_on()
+    source = CapturedSource(optimized, engine.settings.feed_shapes)
+    done = stitch(source, engine, needs)
+    with suppress(TypeError):  # a reason is about something that no file holds
+        if (planned := KnownPlan.of(source.captured, done)) is not None:
+            known.keep(key, planned)
     return source.captured, done
 
 

@@ -107,12 +107,13 @@ class Fuser:
         later = variants.later
         assert later is not None
         found = later.kernels.tuned(later.plan)
+        captured = with_programs(later.captured, found.programs)
+        key = self._key(captured, "")
         same = all(found.programs.get(region.text, region.programs) == region.programs for region in later.plan.regions)
         if same or times.stitched - found.saved > (1 - WORTH) * min(times.given, times.stitched):
+            self.known.keep(key, replace(times, tuned=True))  # the next process has these kernels from the start
             return None
-        captured = with_programs(later.captured, found.programs)
         given, beside = (variants.stitched, "the model's kernels") if times.is_faster else (variants.given, "")
-        key = self._key(captured, "")
         return replace(self._against(given, captured, beside), before=Before(stays, times, key))
 
     def settled(self, state: State, why: object, event: Event = Event.STAYS) -> Move[State]:
@@ -143,7 +144,7 @@ class Fuser:
         timed = Timed(times, how)
         move = self.stitched(state, variants, timed, event) if times.is_faster else self.settled(state, timed, event)
         stays = move.state
-        if variants.later is None or not isinstance(stays, Settled):
+        if variants.later is None or times.tuned or not isinstance(stays, Settled):
             return move
         work: Work[Variants | None] = Work(partial(self.tune, variants, times, stays), "tfmem tuning")
         report = replace(stays.report, tuning=True)
@@ -152,11 +153,12 @@ class Fuser:
     def _tuned(
         self, state: State, variants: Variants, before: Before, times: Times, how: str, event: Event
     ) -> Move[State]:
-        """Tuned kernels run if they are faster."""
+        """Tuned kernels run if they are faster. The next process has them from the start, so what they take against the
+        step without regions is kept in any case."""
+        total = replace(times, given=before.times.given, tuned=True)
+        self.known.keep(before.key, total)
         if not times.is_faster:
             return Move(event, before.stays)
-        total = replace(times, given=before.times.given)
-        self.known.keep(before.key, total)
         state = replace(state, report=replace(state.report, tuning=False))
         return self.stitched(state, variants, Timed(total, f"{how}, with tuned kernels"), event)
 

@@ -32,6 +32,7 @@ from tfmem.timing.ab_timing import Times
 from tfmem.timing.choices import key_of
 
 MOST = 0.05  # of the largest number of a result: XLA does not run a step whose results differ by more
+COMPILES = "XLA compiles the step, and will be timed against what runs"
 WHAT_DIFFERS = "its sums have another order, and an index out of range raises no error"
 
 
@@ -67,7 +68,7 @@ def then_xla(fuser: Fuser, move: Move[State]) -> Move[State]:
         return Move(move.event, _without(stays, f"XLA was not timed: {type(error).__name__}: {error}"))
     if known is not None and not known.is_faster:
         return Move(move.event, _slower(fuser, stays, known))
-    return Move(Event.COMPILES, Compiling(**vars(stays), fuser=fuser, stays=stays))
+    return Move(Event.COMPILES, Compiling(**vars(_without(stays, COMPILES)), fuser=fuser, stays=stays))
 
 
 def begun(state: Compiling, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Compiling:

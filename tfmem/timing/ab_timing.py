@@ -26,10 +26,12 @@ class Times:
     Attributes:
         given: without regions.
         stitched: with its regions as one op each.
+        tuned: whether the kernels of these regions were tuned before, so that nothing is left to tune.
     """
 
     given: float
     stitched: float
+    tuned: bool = False
 
     @property
     def is_faster(self) -> bool:
@@ -42,7 +44,10 @@ def _pair(**how: Any) -> Rounds:
 
 
 def _found(rounds: Rounds) -> Times | None:
-    return Times(*rounds.times) if rounds.clear else None
+    if not rounds.clear:
+        return None
+    given, stitched = rounds.times
+    return Times(given, stitched)
 
 
 @dataclass

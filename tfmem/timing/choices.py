@@ -13,7 +13,7 @@ from custom_ops.jit.cache import Cache
 from custom_ops.timing.remembered import Remembered
 from tfmem.timing.ab_timing import Times
 
-FORMAT = "fusion times 1"
+FORMAT = "fusion times 2"
 _LARGEST = 1 << 10  # bytes of a file
 
 
@@ -23,16 +23,21 @@ def choices(directory: str) -> Remembered[Times]:
 
 
 def key_of(known: Remembered[Times], stitched: GraphDef, facts: Mapping[str, Any]) -> str:
-    """The cache key of times: the ops that run, and the device with its software (`devices.conditions`)."""
-    return known.key(facts, stitched.SerializeToString(deterministic=True))
+    """The cache key of times: the ops that run, and the device with its software (`devices.conditions`).
+
+    The order in which the functions were added to the graph makes no difference.
+    """
+    functions = sorted(function.SerializeToString(deterministic=True) for function in stitched.library.function)
+    body = GraphDef(node=stitched.node, versions=stitched.versions)
+    return known.key(facts, body.SerializeToString(deterministic=True), *functions)
 
 
-def _written(times: Times) -> dict[str, float]:
-    return {"given": times.given, "stitched": times.stitched}
+def _written(times: Times) -> dict[str, Any]:
+    return {"given": times.given, "stitched": times.stitched, "tuned": times.tuned}
 
 
 def _read(found: Any) -> Times:
-    times = Times(float(found["given"]), float(found["stitched"]))
+    times = Times(float(found["given"]), float(found["stitched"]), bool(found["tuned"]))
     if not (isfinite(times.given) and isfinite(times.stitched) and min(times.given, times.stitched) > 0):
         raise ValueError("times that no step can have")
     return times

@@ -44,6 +44,18 @@ def shapes_of(text: str) -> list[tuple[int, ...]]:
     return [() if word == "." else tuple(map(int, word.split("x"))) for word in text.split()]
 
 
+def parse(values: Any) -> Configuration:
+    """The configuration that `asdict` made `values` of.
+
+    Raises:
+        ValueError, TypeError, AttributeError: there is none.
+    """
+    configuration = Configuration(**values)
+    if not all(type(value) is type(field) for value, field in zip(values.values(), ("", 0, 0), strict=True)):
+        raise ValueError(f"{values}: expected a template and two numbers")
+    return configuration
+
+
 def candidates(
     pattern: Pattern, processors: int, gpu: Gpu = H200
 ) -> Callable[[str], Sequence[tuple[Configuration, float]]]:
@@ -168,10 +180,7 @@ class FusionBench:
 
     def parse(self, values: Any) -> Configuration:
         """See `tune.Bench`."""
-        configuration = Configuration(**values)
-        if not all(type(value) is type(field) for value, field in zip(values.values(), ("", 0, 0), strict=True)):
-            raise ValueError(f"{values}: expected a template and two numbers")
-        return configuration
+        return parse(values)
 
     def name(self, where: str) -> str:
         """See `tune.Bench`."""

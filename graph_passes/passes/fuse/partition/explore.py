@@ -53,7 +53,9 @@ def exploratory(scorer: Scorer, found: Sequence[Candidate], exploration: Explora
     whole = {n: run for run, each in enumerate(found) if each.score >= each.ideal for n in each.members}
     known = {candidate.members for candidate in found}
     results: dict[tuple[int, ...], Candidate] = {}
+    beside = _Beside(scorer)
     window = _Window(region, 0, 0)
+    tried: set[tuple[int, ...]] = set()  # in this window: neighbouring seeds grow to the same patterns
     for seed in range(len(region.names)):
         memory = (*region.uses[seed], *region.defs[seed])
         moved = max((region.nbytes[each] for each in memory), default=0)
@@ -64,11 +66,14 @@ def exploratory(scorer: Scorer, found: Sequence[Candidate], exploration: Explora
             continue
         first = max(seed - seed % limits.window - limits.window // 2, 0)
         if first != window.first or seed not in window:
-            window = _Window(region, first, 2 * limits.window)
+            window, tried = _Window(region, first, 2 * limits.window), set()
         for pattern in _grown(scorer, window, seed, limits.each, whole):
+            if pattern.members in tried:
+                continue
+            tried.add(pattern.members)
             touched = {whole.get(number, -1 - number) for number in pattern.members}
             runs = [found[run] for run in sorted(touched) if run >= 0 and len(found[run].members) <= limits.run]
-            for candidate in (pattern, *_beside(scorer, window, pattern, runs)):
+            for candidate in (pattern, *beside(window, pattern, runs)):
                 if candidate.members not in known:
                     results[candidate.members] = candidate
             if len(results) >= limits.all:
@@ -169,18 +174,32 @@ def _uses_after_write(region: RegionCandidate, members: Sequence[int]) -> bool:
     return any(number in partners and not partners[number].isdisjoint(members) for number in members)
 
 
-def _beside(scorer: Scorer, window: _Window, pattern: Candidate, runs: Sequence[Candidate]) -> Iterator[Candidate]:
+class _Beside:
     """For each run that a pattern takes nodes from: what is left of it, and the run with all of the pattern."""
-    region = scorer.region
-    for run in runs:
-        left = sorted(set(run.members).difference(pattern.members))
-        for part in runs_among(region, run.members, set(left)):
-            candidate = scorer.candidate(part)
-            if candidate:
-                yield candidate
-        union = sorted({*run.members, *pattern.members})
-        inside = union[0] in window and union[-1] in window
-        if inside and region.net.is_convex(union) and not _uses_after_write(region, union):
-            candidate = scorer.candidate(union)
-            if candidate:
-                yield candidate
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._parts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
+
+    def __call__(self, window: _Window, pattern: Candidate, runs: Sequence[Candidate]) -> Iterator[Candidate]:
+        region = self._scorer.region
+        for run in runs:
+            taken = set(pattern.members)
+            left = tuple(number for number in run.members if number not in taken)
+            for part in self._left(run, left):
+                candidate = self._scorer.candidate(part)
+                if candidate:
+                    yield candidate
+            union = sorted(taken.union(run.members))
+            inside = union[0] in window and union[-1] in window
+            if inside and region.net.is_convex(union) and not _uses_after_write(region, union):
+                candidate = self._scorer.candidate(union)
+                if candidate:
+                    yield candidate
+
+    def _left(self, run: Candidate, left: tuple[int, ...]) -> list[list[int]]:
+        """What is left of a run, as runs; found once."""
+        key = run.members, left
+        if key not in self._parts:
+            self._parts[key] = runs_among(self._scorer.region, run.members, set(left))
+        return self._parts[key]

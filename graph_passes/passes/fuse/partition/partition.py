@@ -7,9 +7,9 @@ graph --find_regions--> regions --candidate_of--> ops and bytes --substitution, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
 
@@ -18,7 +18,7 @@ from graph_passes.analysis.cost.kernel_costs import KernelDevice
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.rules import RULES
-from graph_passes.passes.fuse.partition.candidate import candidate_of
+from graph_passes.passes.fuse.partition.candidate import RegionCandidate, candidate_of
 from graph_passes.passes.fuse.partition.explore import Exploration, exploratory
 from graph_passes.passes.fuse.partition.ilp import Limits, PatternChoice, choose_patterns
 from graph_passes.passes.fuse.partition.mixed import mixed_patterns
@@ -88,6 +88,11 @@ class Schedule:
     def members(self) -> tuple[str, ...]:
         """Names of all its nodes, in topological order."""
         return tuple(name for step in self.steps for name in step.members)
+
+    def named(self, names: Mapping[str, str]) -> Schedule:
+        """This of an equal region, whose nodes are called otherwise: by the names here."""
+        steps = (replace(step, members=tuple(names[name] for name in step.members)) for step in self.steps)
+        return replace(self, steps=tuple(steps))
 
     @property
     def kernels(self) -> tuple[Step, ...]:
@@ -165,15 +170,29 @@ def partition_graph(
             candidate_of(graph, op_patterns, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
             for members in regions
         ]
-        planned = [
-            schedule_region(Scorer(each, device, refuse, measure), limits or Limits(), exploration)
-            for each in candidates
-        ]
+        scorers = (Scorer(each, device, refuse, measure) for each in candidates)
+        planned = _scheduled(scorers, signatures, limits or Limits(), exploration)
         alone = [step.members for region in planned for step in region.kernels if len(step.members) == 1]
         refused = {members[0]: why for members in alone if refuse and (why := refuse(members))}
         if not refused:
-            return Partition(tuple(planned), reasons)
+            return Partition(planned, reasons)
         outside |= refused  # not even by themselves
+
+
+def _scheduled(
+    scorers: Iterable[Scorer], signatures: Signatures, limits: Limits, exploration: Exploration | None
+) -> tuple[Schedule, ...]:
+    """The steps of regions, which are planned once for equal ones: a net's layers, and the lanes of replicas."""
+    known: dict[Hashable, tuple[RegionCandidate, Schedule]] = {}
+    found = []
+    for scorer in scorers:
+        region = scorer.region
+        key = signatures(region.names), replace(region, names=())
+        if key not in known:
+            known[key] = region, schedule_region(scorer, limits, exploration)
+        other, schedule = known[key]
+        found.append(schedule.named(dict(zip(other.names, region.names, strict=True))))
+    return tuple(found)
 
 
 def _measured_once(measure: Measure, signatures: Signatures) -> Measure:

@@ -11,7 +11,7 @@ from graph_passes.analysis.memory.fragmentation import Room
 from graph_passes.analysis.memory.observe import Observation, corrected, short_at
 from graph_passes.analysis.memory.simulate import Link, Move, usage_under
 from graph_passes.analysis.memory.timeline import Buffer, Chain, ScheduledOp, Timeline
-from graph_passes.errors import HostMemoryError
+from graph_passes.errors import BudgetError, HostMemoryError
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import How, OffloadPlan, plan_offload
@@ -234,6 +234,15 @@ def test_the_plan_that_ran_is_tried_first_where_others_stall_more():
     assert len(plans) > 1
     assert plans[0].actions == best.actions
     assert [plan.after.seconds for plan in plans] == sorted(plan.after.seconds for plan in plans)
+
+
+def test_a_plan_of_the_solvers_finds_room_on_a_gpu():
+    timeline, engine = chain(), FakeEngine(3 * GIB)
+    found = Plans(engine, timeline, 6 * GIB, planner(timeline, "optimal"), engine.room).by_program()
+    assert found.failure(timeline, engine.room) is None
+    assert planner(timeline, "optimal")(6 * GIB).failure(timeline, engine.room) is not None
+    with pytest.raises(BudgetError, match="finds room in the GPU's memory"):
+        Plans(engine, timeline, 6 * GIB, planner(timeline), Room(((0, GIB // 8),))).by_program()
 
 
 def test_a_gpu_tries_to_move_nothing_last_if_only_workspace_is_in_the_way():

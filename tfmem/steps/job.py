@@ -91,13 +91,10 @@ class Job:
         return self.trace.step.timeline(Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline))
 
     def solves_beside(self, timeline: Timeline) -> bool:
-        """Whether a thread solves the integer program of a step while the step runs another plan.
-
-        On a GPU plans are tried in dry runs, within the first call.
-        """
+        """Whether a thread solves the integer program of a step while the step runs another plan."""
         settings = self.engine.settings
         optimal = settings.options.offload.policy == "optimal"
-        return optimal and settings.observes and not self.is_gpu and len(timeline.steps) > LARGE
+        return optimal and settings.observes and len(timeline.steps) > LARGE
 
     def planner(self, timeline: Timeline) -> Callable[..., OffloadPlan]:
         """What makes plans by measured costs: without a solver where a thread will solve the program."""

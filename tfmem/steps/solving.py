@@ -1,6 +1,7 @@
 """The integer program of a large step, solved by a thread beside the training: what begins it, and what follows.
 
-Until then the plan of policy `hybrid` runs, which is made in a hundredth of the time.
+Until then the plan of policy `hybrid` runs, which is made in a hundredth of the time. On a GPU the solver's plan is tried
+in a dry run, within the call that finds the thread done.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def begun(job: Job, state: Checking, search: Search, plan: OffloadPlan) -> Move[
 
 
 def _work(job: Job, search: Search, budget: int) -> Work[OffloadPlan]:
-    return Work(partial(job.trace.plan, search.timeline, budget, timed=True), "tfmem solving")
+    """The room of a GPU's allocator is read now, between two calls."""
+    make = partial(job.trace.plan, search.timeline, timed=True)
+    return Work(replace(job.plans(search.timeline, make), budget=budget).by_program, "tfmem solving")
 
 
 def solved(job: Job, state: Solving) -> Move[State]:

@@ -16,7 +16,7 @@ from graph_passes.analysis.memory.observe import Observation
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.memory.workspace import SLOWER
 from graph_passes.decision import Missed
-from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.errors import BudgetError, InfeasibleBudgetError
 from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import OffloadPlan, tighter
 from graph_passes.passes.offload.repair import SHORT
@@ -172,6 +172,19 @@ class Plans:
             enough,
             op,
         )
+
+    def by_program(self) -> OffloadPlan:
+        """The plan of the solver's that is worth running first; on a GPU one whose allocations find room.
+
+        Raises:
+            BudgetError: there is none.
+        """
+        if self.room is None:
+            return self.make(budget=self.budget)
+        found = next(self.falling(self.room), None)
+        if found is None:
+            raise BudgetError("no plan of the solver's finds room in the GPU's memory as it is now")
+        return found
 
     def falling(self, room: Room, also: Sequence[OffloadPlan] = (), first: bool = False) -> Iterator[OffloadPlan]:
         """Plans for falling shares of the budget whose tensors find room, fragmentation counted in.

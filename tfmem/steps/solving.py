@@ -1,7 +1,7 @@
 """The integer program of a large step, solved by a thread beside the training: what begins it, and what follows.
 
-Until then the plan of policy `hybrid` runs, which is made in a hundredth of the time. On a GPU the solver's plan is tried
-in a dry run, within the call that finds the thread done.
+Until then the plan of policy `hybrid` runs, which is made in a hundredth of the time. On a GPU the solver's plan is
+tried in a dry run, within the call that finds the thread done.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-from collections.abc import Callable, Container, Sequence
-from typing import Any, final
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, TypeVar, final
+
+_Node = TypeVar("_Node", bound=tuple[Any, ...])
 
 class Expression:
     def __new__(
@@ -53,6 +55,7 @@ class KindNumbers:
 def flatten_nodes(
     examples: Sequence[Sequence[Any]], types: tuple[type, ...] | None = None, /
 ) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes]]: ...
+def make_node(own: type[_Node], forms: Mapping[str, Any], kind: str, given: tuple[Any, ...], /) -> _Node | None: ...
 def use_operators(
     constant: Callable[..., Any],
     add: Callable[..., Any],

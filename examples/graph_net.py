@@ -72,7 +72,8 @@ class GraphNet:
     def rows(self, examples: Sequence[molecules.Molecule]) -> list[tf.RaggedTensor]:
         """The features of all atoms, `[molecules, (atoms), features]`."""
         rows = [example.features for example in examples]
-        return [tf.RaggedTensor.from_row_lengths(np.concatenate(rows), [len(each) for each in rows])]
+        splits = np.cumsum([0, *map(len, rows)])
+        return [tf.RaggedTensor.from_row_splits(np.concatenate(rows), splits, validate=False)]
 
     def labels(self, example: molecules.Molecule) -> list[int]:
         """The molecule's label."""

@@ -103,7 +103,84 @@ class Example {
   int32_t count_ = 0;
 };
 
+// The tuple's items from `first` to `last`. Python's collector does not follow it if each of its
+// items is a leaf for the collector: an exact integer, or one of its `type` that it does not
+// follow.
+Reference Part(PyObject* tuple, Py_ssize_t first, Py_ssize_t last, PyTypeObject* type) {
+  Reference part(PyTuple_GetSlice(tuple, first, last));
+  if (!part || first == last) return part;
+  for (Py_ssize_t i = first; i < last; ++i) {
+    PyObject* item = PyTuple_GetItem(tuple, i);
+    if (!PyLong_CheckExact(item) && (Py_TYPE(item) != type || PyObject_GC_IsTracked(item))) {
+      return part;
+    }
+  }
+  PyObject_GC_UnTrack(part.get());
+  return part;
+}
+
+// The form of a kind, `(number, children, children and arguments)`, or of a member of a family,
+// with `count` values; null, without an error, if there is none. With an error if something else
+// fails.
+Reference FormOf(PyObject* forms, PyObject* kind, Py_ssize_t count) {
+  Reference form(PyObject_GetItem(forms, kind));
+  if (form && !PyTuple_Check(form.get())) {
+    const Reference size(PyLong_FromSsize_t(count));
+    if (!size) return {};
+    form = Reference(PyObject_GetItem(form.get(), size.get()));
+  }
+  if (!form &&
+      (PyErr_ExceptionMatches(PyExc_KeyError) || PyErr_ExceptionMatches(PyExc_TypeError))) {
+    PyErr_Clear();
+  }
+  return form;
+}
+
 }  // namespace
+
+PyObject* MakeNode(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4 || !PyType_Check(args[0]) ||
+      !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(args[0]), &PyTuple_Type) ||
+      !PyTuple_CheckExact(args[3])) {
+    PyErr_SetString(PyExc_TypeError, "make_node takes a type of tuples, forms, a kind and a tuple");
+    return nullptr;
+  }
+  auto* type = reinterpret_cast<PyTypeObject*>(args[0]);
+  PyObject* given = args[3];
+  const Py_ssize_t values = PyTuple_Size(given);
+  const Reference form = FormOf(args[1], args[2], values);
+  if (!form && PyErr_Occurred()) return nullptr;
+  if (!form) return Reference::To(Py_None).release();
+  if (PyTuple_Size(form.get()) != 3) {
+    PyErr_Format(PyExc_ValueError, "the form of a kind is %R; expected three integers", form.get());
+    return nullptr;
+  }
+  const Py_ssize_t children = PyLong_AsSsize_t(PyTuple_GetItem(form.get(), 1));
+  const Py_ssize_t expected = PyLong_AsSsize_t(PyTuple_GetItem(form.get(), 2));
+  if (PyErr_Occurred()) return nullptr;
+  if (values != expected) return Reference::To(Py_None).release();
+  Reference parts[] = {Reference::To(PyTuple_GetItem(form.get(), 0)),
+                       Part(given, 0, children, type), Part(given, children, values, type)};
+  if (!parts[1] || !parts[2]) return nullptr;
+  const bool followed =
+      PyObject_GC_IsTracked(parts[1].get()) || PyObject_GC_IsTracked(parts[2].get());
+  Reference node(PyType_GenericAlloc(type, 3));
+  if (!node) return nullptr;
+  for (Py_ssize_t i = 0; i < 3; ++i) {
+    if (PyTuple_SetItem(node.get(), i, parts[i].release()) != 0) return nullptr;
+  }
+  if (!followed) PyObject_GC_UnTrack(node.get());
+  return node.release();
+}
+
+const char kMakeNode[] =
+    "make_node(own, forms, kind, given, /)\n--\n\n"
+    "A node of a kind: of the type `own`, the tuple of the kind's number, its children and its "
+    "arguments. "
+    "None, if there is no\nsuch kind, or it has another number of values.\n\n"
+    "`forms` has for each kind the tuple of its number, of its children, and of children and "
+    "arguments; for a family of\nkinds the mapping of the last to that tuple. "
+    "`given` is the tuple of children, then arguments.";
 
 PyObject* FlattenNodes(PyObject*, PyObject* args) {
   PyObject *examples, *types = nullptr;

@@ -1,4 +1,4 @@
-// Graphs of nodes that Python made, as integers.
+// Nodes that Python makes one by one, and graphs of them as integers.
 
 #ifndef CUSTOM_OPS_EXTENSION_NODES_H_
 #define CUSTOM_OPS_EXTENSION_NODES_H_
@@ -8,8 +8,10 @@
 namespace tfmem {
 
 PyObject* FlattenNodes(PyObject* module, PyObject* args);
+PyObject* MakeNode(PyObject* module, PyObject* const* args, Py_ssize_t count);
 
-extern const char kFlattenNodes[];  // its documentation
+extern const char kFlattenNodes[];  // their documentation
+extern const char kMakeNode[];
 
 }  // namespace tfmem
 

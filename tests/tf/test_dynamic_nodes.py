@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 from tfmem import dynamic
 from tfmem.dynamic.batch import flatten, from_roots
-from tfmem.dynamic.extension import flatten_nodes
+from tfmem.dynamic.extension import flatten_nodes, make_node
 
 INTEGERS = st.integers(-(2**31), 2**31 - 1)
 
@@ -112,3 +113,96 @@ def test_nothing_is_kept() -> None:
         with pytest.raises(dynamic.DynamicError, match="7 stands where a node is expected"):
             flatten(dynamic.Node(0, (root, 7), ()))
     assert [sys.getrefcount(each) for each in (*kinds, leaf, root)] == before
+
+
+class Own(dynamic.Node):
+    """The type of nodes of one handle."""
+
+    __slots__ = ()
+
+
+FORMS = {
+    "leaf": (0, 0, 2),
+    "pair": (1, 2, 3),
+    "any/1": (2, 1, 1),
+    "any/3": (3, 3, 3),
+    "any": {1: (2, 1, 1), 3: (3, 3, 3)},
+}
+
+
+def defined_node(kind: str, given: tuple[Any, ...]) -> dynamic.Node | None:
+    """What `make_node` gives, in Python."""
+    form = FORMS.get(kind)
+    if isinstance(form, dict):
+        form = form.get(len(given))
+    if form is None or len(given) != form[2]:
+        return None
+    return Own(form[0], given[: form[1]], given[form[1] :])
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.data())
+def test_a_program_makes_the_nodes_that_are_defined(data: Any) -> None:
+    """Kinds, numbers of values, children and integers are drawn; where a node is refused, both refuse it."""
+    made: list[dynamic.Node] = []
+    expected: list[dynamic.Node] = []
+    for _ in range(data.draw(st.integers(1, 20))):
+        kind = data.draw(st.sampled_from([*FORMS, "none"]))
+        children = [
+            data.draw(st.integers(0, len(made) - 1)) for _ in range(data.draw(st.integers(0, 3)) if made else 0)
+        ]
+        integers = tuple(data.draw(st.lists(INTEGERS, max_size=2)))
+        node = make_node(Own, FORMS, kind, (*(made[child] for child in children), *integers))
+        other = defined_node(kind, (*(expected[child] for child in children), *integers))
+        assert node == other
+        if node is not None and other is not None:
+            assert type(node) is Own
+            made.append(node)
+            expected.append(other)
+    whole: dict[int, int] = {}  # graphs: nodes above nodes, with integers; by identity their positions
+    for number, node in enumerate(made):
+        if all(id(child) in whole for child in node.children) and all(type(each) is int for each in node.arguments):
+            whole[id(node)] = number
+    places = list(whole.values())
+    assert flatten(*(made[at] for at in places), own=Own) == flatten(*(expected[at] for at in places), own=Own)
+
+
+@pytest.mark.parametrize(
+    ("own", "forms", "kind", "given", "error"),
+    [
+        (int, FORMS, "leaf", (1, 2), TypeError),
+        (Own, FORMS, "leaf", [1, 2], TypeError),
+        (Own, {"leaf": (0, 0)}, "leaf", (), ValueError),
+        (Own, {"leaf": (0, 0, "2")}, "leaf", (1, 2), TypeError),
+    ],
+)
+def test_what_makes_no_node_is_an_error(own: Any, forms: Any, kind: Any, given: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        make_node(own, forms, kind, given)
+    assert make_node(Own, FORMS, [], ()) is None
+
+
+def test_made_nodes_are_freed_at_once() -> None:
+    value = 1_234_567
+    before = sys.getrefcount(value)
+    node = make_node(Own, FORMS, "leaf", (value, value))
+    for _ in range(100_000):
+        node = make_node(Own, FORMS, "any", (node,))
+    while node.children:  # Python's tuples would be freed one within the other
+        node = node.children[0]
+    del node
+    assert sys.getrefcount(value) == before
+
+
+def test_the_collector_follows_nodes_that_may_be_in_a_cycle() -> None:
+    leaf = make_node(Own, FORMS, "leaf", (1, 2))
+    tree = make_node(Own, FORMS, "pair", (leaf, leaf, 5))
+    assert not any(map(gc.is_tracked, (leaf, tree, tree.children, tree.arguments)))
+    held: list[Any] = []
+    cycle = make_node(Own, FORMS, "any", (held,))
+    held.append(cycle)
+    above = make_node(Own, FORMS, "any", (cycle,))
+    assert gc.is_tracked(cycle)
+    assert gc.is_tracked(above)
+    assert gc.is_tracked(make_node(Own, FORMS, "any", (np.int64(1),)))
+    held.clear()

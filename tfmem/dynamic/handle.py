@@ -32,7 +32,7 @@ from tfmem.dynamic.batch import (
     node_type,
 )
 from tfmem.dynamic.dtypes import is_updated_outside, type_of
-from tfmem.dynamic.extension import Expression
+from tfmem.dynamic.extension import Expression, make_node
 from tfmem.dynamic.families import expanded, families, member
 from tfmem.dynamic.flat_steps import FlatSteps, flat_tensors
 from tfmem.dynamic.gpu import Programs
@@ -46,8 +46,6 @@ from tfmem.dynamic.recorded import RecordedKinds
 from tfmem.dynamic.recorder import parameter_of, parameters_of
 from tfmem.dynamic.slots import Slots
 from tfmem.options import Options
-
-Form = tuple[int, int, int]  # of a kind: its number, how many children, and children and arguments together
 
 
 class Handle(tf.Module):
@@ -91,12 +89,11 @@ class Handle(tf.Module):
             tuple((each.name, each.children, each.state, each.arguments) for each in self._training.kinds)
         )
         self._forms = MappingProxyType(forms)  # TensorFlow does not track this type in checkpoints
-        self._members = MappingProxyType(
-            {
-                family: MappingProxyType({form[2]: form for form in (forms[member(family, count)] for count in counts)})
-                for family, counts in self._families.items()
-            }
-        )
+        members = {
+            family: MappingProxyType({form[2]: form for form in (forms[member(family, count)] for count in counts)})
+            for family, counts in self._families.items()
+        }
+        self._makes: Mapping[str, Any] = MappingProxyType({**forms, **members})  # as `make_node` takes them
         self._inference = self._spec(views, training=False)
         self._programs = Programs(options, self._dtype)
         self._programs.of(self._training)
@@ -144,26 +141,26 @@ class Handle(tf.Module):
         Raises:
             DynamicError: there is no such kind, or it has another number of children or arguments.
         """
-        try:
-            members = self._members.get(kind)
-            number, children, count = self._forms[kind] if members is None else self._member(kind, members, len(given))
-        except (KeyError, TypeError):
-            raise DynamicError(f"there is no kind of node {kind!r}; expected one of {', '.join(self._kinds)}") from None
-        if len(given) != count:
-            raise DynamicError(
-                f"node('{kind}', ...) got {len(given)} values; expected {count}: {children} children, then "
+        made = make_node(self._node, self._makes, kind, given)
+        if made is None:
+            raise self._not_made(kind, len(given))
+        return made
+
+    def _not_made(self, kind: Any, given: int) -> DynamicError:
+        """Why there is no node of a kind with so many children and arguments."""
+        form = self._makes.get(kind) if isinstance(kind, str) else None
+        if form is None:
+            return DynamicError(f"there is no kind of node {kind!r}; expected one of {', '.join(self._kinds)}")
+        if isinstance(form, tuple):
+            _, children, count = form
+            return DynamicError(
+                f"node('{kind}', ...) got {given} values; expected {count}: {children} children, then "
                 f"{count - children} integer arguments"
             )
-        return self._node(number, given[:children], given[children:])
-
-    def _member(self, family: str, members: Mapping[int, Form], given: int) -> Form:
-        """The kind of a family for so many children and arguments."""
-        if given not in members:
-            _, children, both = next(iter(members.values()))
-            raise DynamicError(
-                f"node('{family}', ...) got {given - (both - children)} children; expected {self._families[family]}"
-            )
-        return members[given]
+        _, children, count = next(iter(form.values()))
+        return DynamicError(
+            f"node('{kind}', ...) got {given - (count - children)} children; expected {self._families[kind]}"
+        )
 
     def number_of(self, kind: str, children: int | None = None) -> int:
         """The number of a kind in a batch of tensors; `children` where the kind has a range of them."""

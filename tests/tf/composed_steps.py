@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfmem
+from graph_passes.decision import Fusion
 from tfmem.timing import ab_timing
 
 MOST = 90  # calls until a step has settled
@@ -115,12 +117,25 @@ def _settled(function: Any) -> bool:
     return all(step.settled for found in function._steps.values() for step in found.values())
 
 
-def fitted(budget: int, passes: tuple[str, ...] | None) -> tuple[dict[str, list[float]], tfmem.Report | None]:
-    """What `fit` says of some epochs of the net of convolutions.
+class UntilDecided(keras.callbacks.Callback):
+    """Ends an epoch when tfmem's threads have, for which few steps do not wait; and `fit` when regions were timed."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for thread in threading.enumerate():
+            if thread.name.startswith("tfmem "):
+                thread.join(timeout=60)
+        self.model.stop_training = tfmem.report(self.model).fusion_state in (Fusion.STITCHED, Fusion.LEFT)
+
+
+def fitted(
+    budget: int, passes: tuple[str, ...] | None, epochs: int = 24
+) -> tuple[dict[str, list[float]], tfmem.Report | None]:
+    """What `fit` says of the net of convolutions until it is decided whether regions run, or of so many epochs.
 
     Args:
         budget: bytes.
         passes: of tfmem; None: the model is not optimised.
+        epochs: at most.
     """
     keras.utils.set_random_seed(7)
     model, shape = residual()
@@ -141,5 +156,7 @@ def fitted(budget: int, passes: tuple[str, ...] | None) -> tuple[dict[str, list[
         mock.patch.object(ab_timing, "ROUNDS", 2),
         mock.patch.object(ab_timing.Times, "is_faster", property(lambda _: True)),
     ):
-        history = model.fit(x, y, batch_size=shape[0], epochs=8, verbose=0, shuffle=False).history
+        until = [UntilDecided()] if passes is not None and "fusion" in passes else []
+        settings = {"batch_size": shape[0], "epochs": epochs, "verbose": 0, "shuffle": False}
+        history = model.fit(x, y, callbacks=until, **settings).history
     return history, None if passes is None else tfmem.report(model)

@@ -105,14 +105,14 @@ def test_random_streams_go_on() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_fit_with_metrics_and_moving_averages() -> None:
-    _, unchanged = in_a_process(fitted, 1 << 34, ("offload",), timeout=100)
+    _, unchanged = in_a_process(fitted, 1 << 34, ("offload",), 2, timeout=100)
     budget = unchanged.peak_measured * 6 // 10
     history, report = in_a_process(fitted, budget, PASSES, timeout=200)
     train = next(each for each in (report, *report.others) if each.function == "train")
     assert train.running, train.fusion
     assert train.transfers
     assert train.peak_measured <= budget
-    plain, _ = in_a_process(fitted, 0, None, timeout=100)
+    plain, _ = in_a_process(fitted, 0, None, len(history["loss"]), timeout=100)
     np.testing.assert_allclose(history["loss"], plain["loss"], rtol=2e-3)
     np.testing.assert_allclose(history["accuracy"], plain["accuracy"], atol=0.02)
 

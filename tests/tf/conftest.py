@@ -62,14 +62,24 @@ def make_net() -> Net:
 
 @pytest.fixture(scope="module", autouse=True)
 def fixture_collected() -> None:
-    """No thread of an earlier file's steps still runs, and what these left in cycles is freed.
-
-    Memory that they take or give back would count towards the budgets and statistics of this file.
-    """
-    for thread in threading.enumerate():
-        if thread.name.startswith("tfmem "):
-            thread.join(timeout=60)
+    """What an earlier file's steps left in cycles is freed: it would count towards the budgets of this file."""
+    _wait_for_threads()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def fixture_waited() -> None:
+    """No thread of an earlier test's steps still runs, which would take memory or give it back meanwhile."""
+    if _wait_for_threads():
+        gc.collect()
+
+
+def _wait_for_threads() -> bool:
+    """Whether there were any."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("tfmem ")]
+    for thread in threads:
+        thread.join(timeout=60)
+    return bool(threads)
 
 
 @pytest.fixture(name="new_net")

@@ -334,7 +334,9 @@ def loops_of_strategies_with_one_variable() -> None:
 CASES: dict[str, Sequence[Callable[[], None]]] = {
     "loops": (custom_loops, loops_of_strategies_with_one_variable),
     "other_loops": (other_custom_loops,),
-    "of_keras_3": (what_fails_in_keras_3, optimizers_of_keras_3, recurrent_layers),
+    "of_keras_3": (what_fails_in_keras_3,),
+    "optimizers": (optimizers_of_keras_3,),
+    "recurrent": (recurrent_layers,),
     "of_tf_keras": (several_steps_per_execution, partial(metrics, tf_keras)),
     **{f"{case.__name__}_{library.__name__}": (partial(case, library),) for case in OF_BOTH for library in LIBRARIES},
 }

@@ -35,6 +35,8 @@ def test_two_replicas(cases: str) -> None:
         *long(
             "other_loops",
             "of_keras_3",
+            "optimizers",
+            "recurrent",
             "embeddings_tf_keras",
             "of_tf_keras",
             *(

@@ -220,5 +220,8 @@ def test_a_plan_with_reasons_is_read_as_it_was_written() -> None:
     }
     plan = FusionPlan(kept=(Unfused("fusion_0", ("a", "b"), inner),), reasons=reasons)
     assert kept_plan.read(json.loads(json.dumps(kept_plan.written(plan)))) == plan
+    about = FusionPlan(reasons={"a": Reason.NO_RULE(op=ValueError("no dimension of it is known"))})
+    read = kept_plan.read(json.loads(json.dumps(kept_plan.written(about))))
+    assert str(read.reasons["a"]) == str(about.reasons["a"])
     with pytest.raises(TypeError, match="which the cache does not hold"):
         kept_plan.written(FusionPlan(reasons={"a": Reason.NO_RULE(op=object())}))

@@ -114,6 +114,8 @@ def _argument(value: object) -> Any:
         return {"refusal": _refusal(value)}
     if isinstance(value, tuple | list):
         return {type(value).__name__: list(map(_argument, value))}
+    if isinstance(value, Exception):
+        return str(value)  # all that a reason says of it
     if value is None or type(value) in (str, int, float, bool):
         return value
     raise TypeError(f"a reason is about {value!r}, which the cache does not hold")

@@ -156,14 +156,12 @@ def batch_norms(library: Any) -> None:
 
 
 def embeddings(library: Any) -> None:
-    """tf_keras traces one function for batches of all sizes. Where tensors of it move, gradients differ by rounding."""
+    """The last batch is smaller, so the step has no fixed size. Where tensors move, gradients differ by rounding."""
     _, expected = fitted(library, embedded, None)
     gc.collect()
-    tolerance = 0.0 if library is keras else 1e-5
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7)
     for found in fits_and_moves(partial(fitted, library, embedded)):
-        tf.nest.map_structure(
-            lambda *both: np.testing.assert_allclose(*both, tolerance, 1e-3 * tolerance), found, expected
-        )
+        tf.nest.map_structure(close, found, expected)
 
 
 def metrics(library: Any) -> None:

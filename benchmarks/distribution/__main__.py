@@ -10,7 +10,6 @@ deterministic, and losses and weights are compared to the bit.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.distribution.case import visible_gpus
 from benchmarks.offload.tables import table, write
 from benchmarks.records import ROOT, begun, load, save
 from benchmarks.runs import command_line, in_process, named
@@ -134,8 +134,7 @@ def run_case(case: Case, results: Mapping[str, Any], options: Any, left: float, 
     (batch, side), alone = NETWORKS[case.network], case.place == "one"
     task = {**asdict(case), "batch": batch, "side": side, "options": given, "budget": budget, "exact": exact}
     task |= {"gpus": 1 if alone else options.gpus, "workers": case.place == "workers"}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
-    limited = {"CUDA_VISIBLE_DEVICES": visible[gpu]} if alone else {}
+    limited = {"CUDA_VISIBLE_DEVICES": visible_gpus(options.gpus)[gpu]} if alone else {}
     return in_process("benchmarks.distribution.case", task, min(options.timeout, left), **limited)
 
 

@@ -27,6 +27,12 @@ def main() -> None:
     path.write_text(json.dumps({"status": "ok", **run(task)}))
 
 
+def visible_gpus(count: int) -> list[str]:
+    """The first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (given.split(",") if given else list(map(str, range(count))))[:count]
+
+
 def of_workers(task: dict[str, Any], path: Path) -> dict[str, Any]:
     """What the first of several workers measured, each a process with one GPU, over loopback."""
     sockets = [socket.socket() for _ in range(task["gpus"])]
@@ -35,7 +41,7 @@ def of_workers(task: dict[str, Any], path: Path) -> dict[str, Any]:
     addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
     for each in sockets:
         each.close()
-    processes, visible = [], os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
+    processes, visible = [], visible_gpus(task["gpus"])
     for index in range(task["gpus"]):
         told = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         variables = {**os.environ, "TF_CONFIG": json.dumps(told), "CUDA_VISIBLE_DEVICES": visible[index]}

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import compiled
 from tests.tiers import Tier, is_sampled
@@ -30,7 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[TIER] = tier
-    settings.register_profile("tfmem", max_examples=tier.examples)
+    # How long an example takes is the machine's affair: pytest-timeout ends a test that hangs.
+    settings.register_profile(
+        "tfmem", max_examples=tier.examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("tfmem")
 
 

@@ -235,7 +235,7 @@ def test_results_do_not_depend_on_the_order_of_threads(compiler: Compiler) -> No
             np.testing.assert_array_equal(one, two)
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(st.data())
 def test_random_products(device: Device, data: st.DataObject) -> None:
     size = [data.draw(st.integers(1, most)) for most in (40, 40, 70)]

@@ -19,7 +19,7 @@ from tests.tiers import examples
 pytest_plugins = ("tests.fusion_device",)
 
 
-@settings(max_examples=examples(24), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(24), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(programs(ON_GPU), min_size=6, max_size=6), st.data())
 def test_random_programs(device: Device, made: list[tuple[Program, list[NDArray[Any]]]], data: st.DataObject) -> None:
     cases = []

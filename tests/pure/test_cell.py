@@ -24,7 +24,7 @@ def test_text_reads_back_as_the_same_cell(name: str) -> None:
 
 
 @given(random_cells())
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 def test_text_of_any_cell_reads_back(cell: Cell) -> None:
     assert from_text(cell.to_text()) == cell
 

@@ -104,7 +104,7 @@ def chained(step: pipeline.Step, graph: Graph) -> Graph:
     return copy
 
 
-@settings(max_examples=examples(1000), deadline=None)
+@settings(max_examples=examples(1000))
 @given(graph=nets(), share=st.floats(0.3, 0.95), link=st.sampled_from(LINKS))
 def test_a_plan_keeps_its_promise_at_every_position(graph, share, link):
     step = pipeline.Step.read(graph)
@@ -126,7 +126,7 @@ def test_a_plan_keeps_its_promise_at_every_position(graph, share, link):
     assert [name for name, a, b in zip(step.order, usage, promised, strict=True) if a > b] == []
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(graph=nets(), data=st.data())
 def test_every_chain_takes_what_is_counted_for_it(graph, data):
     step = pipeline.Step.read(graph)
@@ -146,7 +146,7 @@ def test_every_chain_takes_what_is_counted_for_it(graph, data):
     assert promised[gap.next] >= before[gap.next]
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(graph=nets())
 def test_no_chain_is_chosen_that_another_keeps_from_running(graph):
     timeline = pipeline.Step.read(graph).timeline(Roofline(load("unit")))

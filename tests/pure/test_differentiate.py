@@ -83,13 +83,13 @@ def test_every_cell_of_the_library(name: str) -> None:
 
 
 @given(random_cells(), st.booleans())
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_any_cell(cell: Cell, reverse: bool) -> None:
     Problem(cell, reverse=reverse).check()
 
 
 @given(random_cells(), st.data())
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 def test_only_what_is_asked_for(cell: Cell, data: st.DataObject) -> None:
     """What is not wanted is zero, the rest as if all were."""
 

@@ -49,7 +49,7 @@ def best(net, candidates):
     return found
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(problems())
 def test_the_optimum_of_small_problems(problem):
     net, candidates = problem
@@ -63,7 +63,7 @@ def test_the_optimum_of_small_problems(problem):
     assert choice.complete
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(problems(), st.sampled_from([Limits(seconds=0.0, nodes=1, rounds=1), Limits(work=0), Limits(work=40)]))
 def test_any_limit_gives_a_plan_that_is_no_worse_than_greedy(problem, limits):
     net, candidates = problem

@@ -44,7 +44,7 @@ def kernels(plan: Partition) -> list[set[str]]:
     return [set(step.members) for region in plan.regions for step in region.kernels]
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(graphs(), st.integers(0, 1000))
 def test_a_plan_computes_what_the_graph_computes(made, seed):
     graph, known = made

@@ -20,7 +20,7 @@ from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
 from tests.tiers import examples
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(graphs(), st.sampled_from([ON_CPU, ON_GPU]))
 def test_a_plan_computes_what_the_graph_computes(made, kinds):
     graph, op_patterns = made
@@ -37,7 +37,7 @@ def test_a_plan_computes_what_the_graph_computes(made, kinds):
     assert run_plan(graph, op_patterns, plan) == run_graph(graph, op_patterns)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(graphs(), st.integers(0, 1000))
 def test_what_is_refused_is_in_no_plan(made, seed):
     graph, op_patterns = made

@@ -85,7 +85,7 @@ def regions(draw: Any) -> Region:
     return Region(inputs, tuple(variables), tuple(values), tuple(steps), outputs)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(regions())
 def test_text_is_read_as_it_was_written(region: Region) -> None:
     check(region)

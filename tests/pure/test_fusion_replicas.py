@@ -62,7 +62,7 @@ def planned(graph: Graph, patterns: Mapping[str, NodePattern]) -> list[tuple[str
     return [region.members for region in partition_graph(graph, patterns, UNIT).regions]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     net=steps(),
     edges=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=4),

@@ -41,7 +41,7 @@ def fewest(net, work):
     return 0
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(nets(most=7), st.data())
 def test_no_fewer_sets_hold_all_work(net, data):
     roles = data.draw(
@@ -54,7 +54,7 @@ def test_no_fewer_sets_hold_all_work(net, data):
     assert len(sets) == fewest(net, work)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(nets(), st.data())
 def test_sets_of_any_roles_and_places_are_acyclic_together_before_and_after_nodes_wait(net, data):
     count = len(net)
@@ -149,7 +149,7 @@ def test_hundreds_of_nodes_have_an_order():
     assert QuotientGraph(net, []).order() == list(range(300))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(nets(), st.data())
 def test_there_is_an_order_or_a_cycle(net, data):
     owner = data.draw(st.lists(st.integers(0, 3), min_size=len(net), max_size=len(net)))

@@ -173,7 +173,7 @@ def _apart() -> str:
     )
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(programs(ON_GPU))
 def test_arrays_in_one_place_are_not_alive_at_once(made: tuple[Program, list[NDArray[object]]]) -> None:
     program, tensors = made

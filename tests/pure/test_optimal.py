@@ -40,7 +40,7 @@ def planned(graph, share: float, link: Link, options: OffloadOptions = OPTIMAL, 
         return None
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(graph=nets(), share=st.floats(0.3, 0.95), link=st.sampled_from(LINKS))
 def test_no_plan_is_faster_than_the_bound_and_none_slower_than_greedys(graph, share, link):
     plan, greedy = planned(graph, share, link), planned(graph, share, link, HYBRID)
@@ -55,7 +55,7 @@ def test_no_plan_is_faster_than_the_bound_and_none_slower_than_greedys(graph, sh
     assert plan.verdict.smallest_budget <= plan.budget
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(graph=nets(), shares=st.lists(st.floats(0.3, 1.0), min_size=2, max_size=5), link=st.sampled_from(LINKS))
 def test_a_larger_budget_never_predicts_a_slower_step(graph, shares, link):
     step, timeline = read(graph)
@@ -76,7 +76,7 @@ def test_a_larger_budget_never_predicts_a_slower_step(graph, shares, link):
     assert times == sorted(times, reverse=True)
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(graph=nets(), share=st.floats(0.3, 0.95))
 def test_a_plan_is_the_same_each_time(graph, share):
     first, second = (planned(graph, share, LINKS[2]) for _ in range(2))  # of two timelines: nothing is remembered
@@ -84,7 +84,7 @@ def test_a_plan_is_the_same_each_time(graph, share):
     assert first is None or (first.moves, first.verdict) == (second.moves, second.verdict)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(graph=nets(), share=st.floats(0.3, 0.95), link=st.sampled_from(LINKS))
 def test_the_relaxed_program_has_a_solution_wherever_a_plan_has_room(graph, share, link):
     plan = planned(graph, share, link, HYBRID)
@@ -94,7 +94,7 @@ def test_the_relaxed_program_has_a_solution_wherever_a_plan_has_room(graph, shar
         assert solved(JointProgram(joint).program, relaxed=True).cost >= -1e-6
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(graph=nets(), share=st.floats(0.3, 0.95), link=st.sampled_from(LINKS))
 def test_no_time_is_so_large_that_a_solvers_absolute_error_hides_it(graph, share, link):
     _, timeline = read(graph)

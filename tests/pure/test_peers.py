@@ -163,7 +163,7 @@ def test_a_branch_that_meets_other_processes_has_its_turn_among_collectives(lane
     assert waits_for_itself(outer) == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(net=steps(), edges=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=4), seed=st.integers())
 def test_a_step_waits_for_itself_where_a_run_does_not_end(
     net: Spmd, edges: Sequence[tuple[int, int]], seed: int
@@ -185,7 +185,7 @@ def test_a_step_waits_for_itself_where_a_run_does_not_end(
     assert stuck.issuperset(cycle)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(net=steps(), share=st.floats(0.4, 0.99), seed=st.integers())
 def test_plans_of_each_lane_end_with_the_same_values(net: Spmd, share: float, seed: int) -> None:
     step = Step.read(training_step(net))

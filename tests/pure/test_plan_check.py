@@ -182,7 +182,7 @@ def training_graphs(draw) -> Graph:
     return Graph(nodes, specs)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     graph=training_graphs(),
     share=st.floats(0.2, 1.0),

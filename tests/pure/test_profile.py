@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from custom_ops.jit.cache import CHECKSUM, Cache, digest
@@ -155,7 +155,6 @@ def test_what_cannot_be_written_is_as_if_it_were_not_there(tmp_path: Path) -> No
     assert FORMAT == 4  # files of before lay elsewhere
 
 
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine that others use, too
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "c"]), inner, max_size=3),
@@ -163,7 +162,6 @@ JSON = st.recursive(
 )
 
 
-@patient
 @given(changes=st.dictionaries(st.sampled_from([*SEEN.__dict__, "in_use", "more"]), JSON, max_size=3))
 def test_whatever_a_file_says_what_is_read_is_possible(changes: dict[str, Any], tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("cache")
@@ -172,7 +170,6 @@ def test_whatever_a_file_says_what_is_read_is_possible(changes: dict[str, Any], 
     assert found is None or _possible(found)
 
 
-@patient
 @given(offset=st.integers(0, 10_000), byte=st.integers(0, 255), end=st.integers(0, 10_000))
 def test_whatever_became_of_a_file(offset: int, byte: int, end: int, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("cache")

@@ -70,7 +70,7 @@ def check(moves: Moves, tensor: TensorId) -> None:
     np.testing.assert_array_equal(flat[traced.places], moves.values[tensor])
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_any_chain_of_moves(data: st.DataObject) -> None:
     moves = Moves()

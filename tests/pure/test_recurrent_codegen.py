@@ -203,7 +203,7 @@ def test_a_later_stage_takes_the_place_of_an_earlier_one() -> None:
     assert len({buffer.offset for buffer in normalised}) == len(normalised)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(random_cells())
 @example(side_by_side())
 def test_only_buffers_of_different_stages_share_a_place(cell: cells.Cell) -> None:

@@ -62,7 +62,7 @@ def test_layer_norm_is_over_all_gates_together() -> None:
 
 
 @given(random_cells())
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 def test_reverse_is_the_same_walk_over_reversed_data(cell: Cell) -> None:
     given_ = arguments(cell, UNITS, TIME, BATCH)
     outputs, finals = run(cell, UNITS, *given_, reverse=True)

@@ -39,7 +39,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
     return Timeline(steps, tuple(buffers), turn=OPS // 2)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(timelines(), st.floats(0.6, 1.1), st.lists(st.floats(0.1, 1.0), min_size=1, max_size=3), st.booleans())
 def test_a_plan_keeps_its_budget_and_is_no_worse_thinned(timeline, share, parts, again):
     budget = int(timeline.peak * share)

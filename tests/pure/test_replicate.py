@@ -97,7 +97,7 @@ def test_cells_without_an_exchange_to_save(cell: cells.Cell) -> None:
         layout(RecurrentSpec(cell, 32), CLUSTER, 90)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(random_cells())
 def test_any_cell_is_refused_or_keeps_its_products(cell: cells.Cell) -> None:
     if not can_replicate(cell):

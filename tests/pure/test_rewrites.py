@@ -167,19 +167,19 @@ def ordered(graph: Graph, step: pipeline.Step) -> Graph:
     return chained
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(net=nets(), share=st.floats(0.3, 0.99), prefetch=st.sampled_from(["late", "early"]))
 def test_random_nets_keep_their_values_and_meet_the_planned_peak(net, share, prefetch):
     planned(net, share, prefetch=prefetch)
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_random_nets_with_early_copies(net, share):
     planned(net, share, copy_start="produced")
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_random_nets_in_managed_memory(net, share):
     planned(net, share, mechanism="managed")
@@ -200,13 +200,13 @@ def test_the_pages_of_each_output_are_there_before_it_is_written():
             assert sizes == ([graph.specs[TensorId(node.name)].nbytes] if mechanism == "managed" else [])
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_random_nets_that_recompute_tensors(net, share):
     planned(net, share, SLOW_LINK, policy="hybrid")
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(net=nets(), share=st.floats(0.5, 1.0), parts=st.lists(st.floats(0.2, 1.0), min_size=1, max_size=3))
 def test_random_nets_in_pieces_of_memory(net, share, parts):
     planned(net, share, parts=parts, policy="autovm")
@@ -226,13 +226,13 @@ def test_hybrid_recomputes_what_its_inputs_outlive():
 
 
 @pytest.mark.parametrize("policy", ["vdnn_all", "vdnn_conv"])
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(net=nets(), share=st.floats(0.6, 0.99))
 def test_random_nets_under_the_peers_policies(policy, net, share):
     planned(net, share, policy=policy)
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(net=nets(), share=st.floats(0.3, 0.99))
 def test_the_widest_plan_is_never_higher_than_another(net, share):
     step = pipeline.Step.read(training_graph(net))

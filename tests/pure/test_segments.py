@@ -46,7 +46,7 @@ def node_of(found: Region, *inputs: str, name: str = "fusion_0") -> Node:
     return Node(name, FUSION_OP, [TensorId(each) for each in inputs], [], "", attrs, len(found.outputs), stateful=True)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(graphs(), st.sampled_from([ON_CPU, ON_GPU]), st.integers(1, 6))
 def test_no_region_is_of_two_segments(made, kinds, length):
     graph, op_patterns = made
@@ -171,7 +171,7 @@ def replayed(step: Step, graph: Graph, base: int) -> int:
     return peak
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(steps_of_regions(), st.floats(0.4, 1.0), st.sampled_from([1e3, 1e9]))
 def test_the_planned_peak_is_that_of_a_replay(step, share, bandwidth):
     """Whether regions' outputs are copied, or, over a slow link, computed again."""

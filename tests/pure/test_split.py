@@ -182,7 +182,7 @@ def test_pieces_of_any_batch(batch: int, count: int) -> None:
     assert max(pieces) - min(pieces) <= 1
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(batch=st.integers(2, 9), count=st.integers(2, 5), statistics=st.booleans(), more=st.booleans(), data=st.data())
 def test_pieces_are_a_sound_graph_of_known_shapes(
     batch: int, count: int, statistics: bool, more: bool, data: st.DataObject

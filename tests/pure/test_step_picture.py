@@ -65,7 +65,7 @@ def test_a_step_without_ops_has_no_picture() -> None:
     assert pictured(Timeline((), (), turn=0), (), Link(1, 1), (0, 0)) == {}
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(graph=nets(), share=st.floats(0.4, 1.0), speed=st.sampled_from([1e3, 1e5, 1e7]))
 def test_the_schedule_is_the_planners(graph: Graph, share: float, speed: float) -> None:
     link, timeline = Link(speed, 2 * speed), read(graph)[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.tiers import FIFTHS, Tier, examples, fifth_of, is_sampled
 
@@ -40,6 +40,12 @@ def test_short_tests_run_without_the_long_ones() -> None:
 def test_examples_are_all_tried_where_long_tests_run() -> None:
     assert Tier.parse("none").examples == 25
     assert {tier.examples for tier in (Tier.parse("all"), *TAKEN_BY)} == {100}
+
+
+def test_no_example_has_a_deadline() -> None:
+    """Hypothesis shrinks an example that misses its deadline: on a busy machine a slow one alone took 120 s."""
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check
 
 
 def test_counts_are_scaled_and_never_none() -> None:

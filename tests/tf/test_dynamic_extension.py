@@ -96,7 +96,7 @@ def random_graph(draw, variables: list[tf.Variable], ops: int) -> dynamic.Expres
     return dynamic.add_n([draw(st.sampled_from(ones)), draw(st.sampled_from(ones)), dynamic.reduce_sum(fours[-1])])
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_graphs_are_what_the_definition_says(variables, data) -> None:
     losses = [random_graph(data.draw, variables, data.draw(st.integers(0, 8))) for _ in range(3)]

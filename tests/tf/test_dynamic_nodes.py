@@ -56,14 +56,14 @@ def graphs(draw: Any) -> list[dynamic.Node]:
     return draw(st.lists(st.sampled_from(made), min_size=1, max_size=3))
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(graphs())
 def test_they_come_as_they_are_defined(roots: list[dynamic.Node]) -> None:
     """A root that was met before is a node already."""
     assert flatten(*roots) == defined(roots)
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(st.lists(graphs(), max_size=4))
 def test_a_batch_has_a_row_for_each(examples: list[list[dynamic.Node]]) -> None:
     batch = from_roots(examples)
@@ -140,7 +140,7 @@ def defined_node(kind: str, given: tuple[Any, ...]) -> dynamic.Node | None:
     return Own(form[0], given[: form[1]], given[form[1] :])
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_a_program_makes_the_nodes_that_are_defined(data: Any) -> None:
     """Kinds, numbers of values, children and integers are drawn; where a node is refused, both refuse it."""

@@ -96,7 +96,7 @@ class Net:
         return kinds, children, arguments
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 1 << 30), st.integers(0, 1 << 40))
 @example(136, 0)  # a product of one number is added to a vector
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -61,7 +61,7 @@ def defined(handle, examples, seed, dtype=np.float64):
 HANDLE = specialized()
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(graphs(), min_size=1, max_size=4), st.integers(0, 1 << 40))
 def test_the_op_is_its_definition_on_random_graphs(examples, seed):
     run = defined(HANDLE, examples, seed)
@@ -73,7 +73,7 @@ def test_the_op_is_its_definition_on_random_graphs(examples, seed):
         np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(10))
 @given(graphs(), st.integers(0, 1 << 40), st.randoms(use_true_random=False))
 def test_the_definition_has_the_gradient_of_its_loss(example, seed, random):
     spec = HANDLE._training

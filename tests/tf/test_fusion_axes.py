@@ -41,7 +41,7 @@ def same(step: Callable[..., Any], inputs: Sequence[Array], *ops: str) -> None:
 @example(MOST_AXES, 1)
 @example(MOST_AXES + 1, 1)
 @example(MANY, 1)
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_axes_that_have_nothing_to_do_with_each_other(count: int, kind: int) -> None:
     """Tensors no two of which share a size: one sum of all, rows that are reduced, or both sums and rows."""
 

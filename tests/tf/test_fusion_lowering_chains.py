@@ -93,7 +93,7 @@ def chosen(draw, x):
 OPS = (unary, reduction, transpose, reshape, part, joined, padded, tiled, gathered, normalized, chosen)
 
 
-@settings(deadline=None, max_examples=examples(80), suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=examples(80), suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.data())
 def test_random_graphs(data):
     """Or the error says why they are no program."""

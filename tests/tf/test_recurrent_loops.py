@@ -332,7 +332,7 @@ def random_steps(draw: Any) -> tuple[Callable[..., Any], int, int]:
     return step, states, units
 
 
-@hypothesis.settings(max_examples=examples(25), deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=examples(25), derandomize=True)
 @hypothesis.given(random_steps())
 def test_random_cells(case: tuple[Callable[..., Any], int, int]) -> None:
     step, states, units = case

@@ -88,7 +88,7 @@ def test_a_long_sequence_stays_accurate(library: Library) -> None:
     sizes=st.tuples(st.sampled_from([1, 3, 70, 130]), st.integers(0, 5), st.integers(0, 9)),
     reverse=st.lists(st.booleans(), min_size=1, max_size=2),
 )
-@hypothesis.settings(max_examples=examples(60), deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=examples(60), derandomize=True)
 def test_cells_that_nobody_has_named(cell: Cell, sizes: tuple[int, int, int], reverse: list[bool]) -> None:
     given = tensors_of(cell, *sizes, directions=len(reverse))
     outputs, finals = recurrent(load().ops, cell, sizes[0], *given, reverse=reverse)

@@ -52,7 +52,7 @@ def many_axes(count: int, order: Random) -> tuple[Program, list[Array]]:
 @example(32, 0)
 @example(33, 0)
 @example(MOST_AXES, 0)
-@settings(max_examples=examples(30), deadline=None, derandomize=True)
+@settings(max_examples=examples(30), derandomize=True)
 def test_each_of_many_axes_is_itself(count: int, seed: int) -> None:
     program, tensors = many_axes(count, Random(seed))
     expected = reference(program, tensors)

@@ -16,7 +16,7 @@ from tests.tf.tile_programs import prepare
 from tests.tiers import examples
 
 
-@settings(max_examples=examples(400), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(400), suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_a_random_program_is_the_reference_on_any_number_of_threads(case: tuple[Program, list[Array]]) -> None:
     program, tensors = case

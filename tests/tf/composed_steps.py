@@ -73,6 +73,15 @@ def drawing() -> tuple[Any, Any]:
     return keras.Model(given, keras.layers.Dense(10)(x)), (1024, 256)
 
 
+def pooled() -> tuple[Any, Any]:
+    """Convolutions with gelu on large images, whose early activations alone exceed a small budget."""
+    given = x = keras.layers.Input((32, 32, 4))
+    for _ in range(3):
+        x = keras.layers.Conv2D(8, 3, padding="same", activation="gelu")(x)
+    x = keras.layers.Flatten()(keras.layers.MaxPooling2D(8)(x))
+    return keras.Model(given, keras.layers.Dense(10)(x)), (64, 32, 32, 4)
+
+
 def trained(make: Callable[[], tuple[Any, Any]], steps: int, regions_win: bool = True, **options: Any) -> Run:
     """Train a net, until its step has settled and at least `steps` times.
 

@@ -71,6 +71,27 @@ def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, share: int) -
 
 
 @pytest.mark.timeout(300)
+def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() -> None:
+    make = composed_steps.pooled
+    unchanged = run(make, 4, 1 << 34, ("offload",)).report
+    assert unchanged is not None
+    assert unchanged.peak_measured
+    budget = unchanged.peak_measured * 19 // 100
+    both = run(make, 8, budget, PASSES)
+    report = both.report
+    assert both.settled
+    assert report is not None
+    assert report.splits
+    assert report.fusion_state is Fusion.STITCHED, report.fusion
+    assert report.peak_measured is not None
+    assert report.peak_measured <= budget
+    plain = run(make, len(both.losses), None, None)
+    np.testing.assert_allclose(both.losses, plain.losses, rtol=2e-4)
+    for found, expected in zip(both.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.timeout(300)
 def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     make = composed_steps.mlp
     unchanged = run(make, 4, 1 << 34, ("offload",)).report

@@ -15,12 +15,15 @@ from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.report import RECOMPUTED
 from tests.tf.loop_nets import STEPS, Branching, Drawing, Mapped, Scan, TwoLoops
 from tests.tf.memory_in_use import in_use
+from tests.tf.split_steps import read as steps
 from tests.tf.test_loop_memory import MIB, Net, within
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import Captured
 from tfmem.capture.concrete_function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.capture.split_loops import with_pieces
+from tfmem.steps import trace as traces
+from tfmem.steps.after_grappler import grappled
 
 
 def read(captured: Captured) -> Graph:
@@ -87,6 +90,20 @@ def test_a_list_that_loops_pass_on_counts_once(x: Any) -> None:
     assert held(whole) > 0
     assert TensorId("scan/while", 8) in list_sizes(whole)
     assert abs(held(cut) - held(whole)) <= held(whole) // 4
+
+
+def test_a_loop_in_pieces_is_stitched_in_pieces(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what is stitched has another layout, as on a GPU."""
+    monkeypatch.setattr(traces, "grappled_to_stitch", grappled)
+    trace = steps(tf.function(Scan().step), [x])
+    whole = trace.to_stitch()
+    assert trace.split_loops(least=1)
+    cut = trace.to_stitch()
+
+    def loops(captured: Captured) -> int:
+        return sum(node.op in ("While", "StatelessWhile") for node in captured.graph_def.node)
+
+    assert loops(cut) == loops(trace.optimized()) > loops(whole)
 
 
 @pytest.mark.parametrize("policy", ["optimal", "autovm"])

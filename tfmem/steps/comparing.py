@@ -71,7 +71,7 @@ def fuse(job: Job, state: Placed) -> Move[State]:
         return Move(Event.STAYS, Settled(**shared(state)))
     options = engine.settings.options
     timed = options.observe and options.fusion.tune != "off"
-    if not state.unchanged and (trace.shared or trace.of_replicas or trace.split):
+    if not state.unchanged and (trace.shared or trace.of_replicas):
         report = unstitched(state.report, engine, FusionWhy.PLANNED)
         return Move(Event.STAYS, Settled(**shared(replace(state, report=report))))
     if not state.unchanged:

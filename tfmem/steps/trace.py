@@ -91,6 +91,7 @@ class Trace:
         self._shapes = engine.settings.feed_shapes
         self._source: Captured | None = None
         self._optimized: Captured | None = None
+        self._in_pieces = False  # whether planning has edited `_optimized`: pieces of the batch, or of loops' lists
         self._draws = draws
         self._read: _Read | None = None
         self._kept: tuple[Timeline, tuple[OffloadPlan, ...]] | None = None
@@ -141,7 +142,9 @@ class Trace:
         Raises what `optimized` raises.
         """
         options, plain = self._engine.settings.options, self.optimized()
-        found = grappled_to_stitch(self._captured_once(), self._engine) or plain
+        found = plain
+        if not self._in_pieces:  # Grappler would start from the whole batch and whole loops again
+            found = grappled_to_stitch(self._captured_once(), self._engine) or plain
         return with_selects(found) if options.observe and options.fusion.tune != "off" else found
 
     def with_regions(self, captured: Captured, engine: Engine) -> Trace:
@@ -151,6 +154,7 @@ class Trace:
         """
         found = Trace(self.concrete, engine, draws=self.drawing().streams)
         found._source, found._optimized, found.replacements = self._source, captured, self.replacements
+        found.split = self.split
         return found
 
     def prepared(self) -> Trace:
@@ -222,7 +226,7 @@ class Trace:
         graph_def = serde.to_graph_def(found.graph, known.captured.graph_def)
         captured = replace(known.captured, graph_def=graph_def, creation_order=found.order)
         self._draws = self.drawing().streams  # graphs that ran before continue in this one
-        self._optimized, self.split, self._kept = captured, found, None
+        self._optimized, self.split, self._in_pieces, self._kept = captured, found, True, None
         self.read()
         self.base = self.graphs.restore(graph_def)
         return None
@@ -235,7 +239,7 @@ class Trace:
         found = splits(self.step.graph, least, self.step.fetches)
         if not found:
             return False
-        self._optimized = with_pieces(self.optimized(), found)
+        self._optimized, self._in_pieces = with_pieces(self.optimized(), found), True
         self.read()
         return True
 

@@ -89,8 +89,8 @@ class Reason(Enum):
     STEP_ASSIGNS = (
         "recurrent",
         (
-            "'{node}' ({op}) assigns a variable in every step, as a generator of keras.random does; "
-            "draw by tf.random.uniform, or assign behind the loop"
+            "'{node}' ({op}) assigns a variable in every step, and adds no fixed whole number to it; "
+            "carry the value as a state, and assign behind the loop"
         ),
     )
     LIST_INDEX = (
@@ -153,6 +153,13 @@ class Reason(Enum):
     OTHER_ITEMS = (
         "recurrent",
         "'{node}' ({op}) reads '{tensor}' at an index that does not count the steps, or may be out of range",
+    )
+    STEP_DRAWS = (
+        "recurrent",
+        (
+            "'{node}' ({op}) draws from a seed of each step; expected a known number of steps, {most} at most; "
+            "fix the length, or draw in front of the loop"
+        ),
     )
     ROWS_UNALIKE = "recurrent", "'{node}' ({op}) is not known to treat the rows of the batch alike"
     ROWS_LOST = "recurrent", "'{node}' ({op}) does not keep the rows of the batch"

@@ -29,8 +29,6 @@ from tests.tf.recurrent_replacements import (
 SHORT = ("LSTMP", "GAE, written at n - 1 - i", "tf.scan, reverse", "keras.ops.scan", "CRF forward", "keras ConvLSTM1D")
 STAY = {"complex state", "greedy decoding until all rows ended", "phased GRU"}
 STAY_IN_TRAINING = STAY | {
-    "keras cell with zoneout by keras.random",
-    "keras cell with dropout by keras.random",
     "spiking neurons, custom gradient",
     "ODE-RNN with an inner loop",
     "moving average without an initial state",

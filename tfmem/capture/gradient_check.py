@@ -19,8 +19,8 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
-from graph_passes.graph.ir import Function, Graph, TensorId, TensorSpec
-from graph_passes.graph.ops import IDENTITIES, LOOPS, passed
+from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
+from graph_passes.graph.ops import FLOATS, IDENTITIES, LOOPS, UPDATES, passed
 from graph_passes.graph.serde import encode
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, element_dtype, has_own_gradient
 from graph_passes.refusals import Reason, Refusal
@@ -56,7 +56,7 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> Refusal | None:
         for node in graph.functions[name, "body"].graph:
             if node.op in LOOPS:
                 return Reason.CHECK_LOOP.of(node)
-            if node.stateful and not node.op.startswith(_HARMLESS):
+            if node.stateful and not node.op.startswith(_HARMLESS) and not _assigns_number(graph, pair, node):
                 return Reason.CHECK_EFFECTS.of(node)
     error: Exception | None = None
     for rows in _sizes(graph, pair.forward):
@@ -72,6 +72,20 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> Refusal | None:
             return _difference(graph.functions[pair.forward, "body"], different)
         return None
     return Reason.CHECK_FAILED(detail=str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _assigns_number(graph: Graph, pair: Pair, node: Node) -> bool:
+    """Whether `node`, of the forward step, assigns a whole number that the gradient loop does not read."""
+    ahead, steps = graph[pair.forward], graph.functions[pair.forward, "body"]
+    if node.op not in UPDATES or node.name not in steps.graph.nodes or node is not steps.graph[node.name]:
+        return False
+    name = passed(steps.graph, node.inputs[0]).node
+    source = ahead.inputs[steps.arguments.index(name)] if name in steps.arguments else None
+    spec = None if source is None else graph.specs.get(source)
+    if source is None or spec is None or spec.behind is None or spec.behind.dtype in FLOATS:
+        return False
+    read = {passed(graph, tensor) for tensor in graph[pair.backward].inputs}
+    return passed(graph, source) not in read
 
 
 def _difference(steps: Function, different: Sequence[int]) -> Refusal:

@@ -58,7 +58,7 @@ def _tried(name: str, training: bool) -> Outcome:
 
 
 def _error(found: Outcome) -> str:
-    return "     -" if found.error is None else f"{found.error:.0e}"
+    return f"{found.error:.0e}"
 
 
 def _write(page: Path, rows: Sequence[tuple[str, list[Outcome]]]) -> None:

@@ -22,14 +22,12 @@ class Kit:
 
     Attributes:
         training: whether the function is being traced for training.
-        random: whether the form draws other numbers once it is replaced.
         layers: Keras's layers of the form.
         variables: its other weights.
     """
 
     def __init__(self) -> None:
         self.training = False
-        self.random = False
         self.layers: list[Any] = []
         self.variables: list[tf.Variable] = []
         self._dice = np.random.default_rng(0)
@@ -47,6 +45,10 @@ class Kit:
         """A Keras layer, whose weights are weights of the form."""
         self.layers.append(layer)
         return layer
+
+    def generators(self) -> list[Any]:
+        """What the layers draw on from: each call starts where the one before it ended."""
+        return [variable for layer in self.layers for variable in getattr(layer, "non_trainable_variables", ())]
 
     def weights(self) -> list[Any]:
         """All weights, once the form has run."""

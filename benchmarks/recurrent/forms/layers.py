@@ -13,12 +13,11 @@ from benchmarks.recurrent.forms.kit import INPUTS, ROWS, STEPS, UNITS, Kit, Make
 L = keras.layers
 
 
-def _layer(make: Any, *, random: bool = False, **options: Any) -> Maker:
+def _layer(make: Any, **options: Any) -> Maker:
     """The form of one layer with the given options."""
 
     def form(kit: Kit) -> Run:
         layer = kit.layer(make(UNITS, **options))
-        kit.random = random
         return lambda x: layer(x, training=kit.training)
 
     return form
@@ -106,7 +105,6 @@ class _Dropped(keras.layers.Layer):  # type: ignore[misc]
 def _cell(kind: Any) -> Maker:
     def form(kit: Kit) -> Run:
         layer = kit.layer(L.RNN(kind(), return_sequences=True))
-        kit.random = True
         return lambda x: layer(x, training=kit.training)
 
     return form
@@ -120,7 +118,7 @@ FORMS: dict[str, Maker] = {
     "keras LSTM, swish and hard_sigmoid": _layer(L.LSTM, activation="swish", recurrent_activation="hard_sigmoid"),
     "keras LSTM, go_backwards": _layer(L.LSTM, go_backwards=True, return_sequences=True),
     "keras LSTM, unroll": _layer(L.LSTM, unroll=True, return_sequences=True),
-    "keras LSTM, dropout and recurrent_dropout": _layer(L.LSTM, dropout=0.2, recurrent_dropout=0.2, random=True),
+    "keras LSTM, dropout and recurrent_dropout": _layer(L.LSTM, dropout=0.2, recurrent_dropout=0.2),
     "keras LSTM with a mask": _masked,
     "keras LSTM and GRU, stacked layers": _stack,
     "keras Bidirectional GRU, summed": _both_ways,

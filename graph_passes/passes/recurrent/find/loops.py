@@ -14,6 +14,7 @@ from graph_passes.graph.frames import frames
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
 from graph_passes.graph.ops import IDENTITIES, LOOPS, passed, scalar_value
 from graph_passes.passes.recurrent.find.counting import Numbers, Place, linear
+from graph_passes.passes.recurrent.find.stepped_variables import Stepped, stepped_variables
 from graph_passes.refusals import Reason, Refusal
 
 COMPLEX = ("complex64", "complex128")
@@ -88,6 +89,7 @@ class Variables:
         states: all others that are no lists.
         writes: for a list, the node that changes it.
         bounds: how long the loop goes on.
+        stepped: of the invariants, resources to whose values each step adds the same.
     """
 
     invariants: frozenset[int]
@@ -95,6 +97,7 @@ class Variables:
     states: tuple[int, ...]
     writes: dict[int, Node]
     bounds: tuple[Bound, ...]
+    stepped: tuple[Stepped, ...] = ()
 
     def numbers(self, graph: Graph, loop: Loop, function: Function) -> Numbers:
         """Reads whole numbers of `function`, the body or the condition of `loop`."""
@@ -186,7 +189,9 @@ def classify(graph: Graph, loop: Loop) -> Variables:
             writes[place] = node
         else:
             states.append(place)
-    return Variables(frozenset(invariants), counters, tuple(states), writes, _bounds(loop, counters))
+    bounds = _bounds(loop, counters)
+    stepped = stepped_variables(graph, loop.initial, invariants, loop.body, loop.condition)
+    return Variables(frozenset(invariants), counters, tuple(states), writes, bounds, stepped)
 
 
 def _increment(numbers: Numbers, loop: Loop, node: Node, place: int) -> int | None:

@@ -17,9 +17,11 @@ from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Place,
 from graph_passes.passes.recurrent.find.equal_scalars import Key, dimension_key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
 from graph_passes.passes.recurrent.find.step_items import Item, item_of, list_source, read_item
+from graph_passes.passes.recurrent.find.stepped_variables import Stepped
 from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
 from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue, static
 from graph_passes.passes.recurrent.lower.rowwise import column_range, is_elementwise, keeps_rows
+from graph_passes.passes.recurrent.lower.stepped_values import assigned, in_steps
 from graph_passes.passes.recurrent.lower.time_reversal import is_reversed, unreversed
 from graph_passes.refusals import Reason
 
@@ -67,6 +69,8 @@ class Hoister:
         self._levels: dict[str, int] = {}
         self._fixed: dict[str, str] = {}  # body node -> its copy outside
         self._done: dict[TensorId, Hoisted] = dict(given or {})
+        in_body = self._function is loop.body
+        self._stepped = {name: each for each in variables.stepped if in_body for name in each.reads}
         known = {tensor.node for tensor in self._done}
         for name in topological(self._body):
             self._levels[name] = STEP if name in known else self._level(self._body[name])
@@ -91,7 +95,7 @@ class Hoister:
             return STEP if place in self._variables.counters else STATE
         if node.op in _SHAPES:
             return FIXED
-        if node.op in DRAWS:
+        if node.op in DRAWS or node.name in self._stepped:
             return STEP
         return max((self._levels[tensor.node] for tensor in node.inputs), default=FIXED)
 
@@ -165,6 +169,12 @@ class Hoister:
             return Hoisted(self._sequence(node, read), Form.STEPS, self.shape(tensor), spec.dtype)
         if node.op in DRAWS and self.level(node.inputs[0]) == FIXED:
             return self._value(tensor, self._prologue.draws(node, self.hoisted(node.inputs[0])), Form.STEPS)
+        if node.name in self._stepped:
+            stepped = self._stepped[node.name]
+            resource, added = self._loop.initial[stepped.place], self._added(stepped)
+            count = stepped.reads[node.name]
+            made = in_steps(self._prologue, stepped, resource, added, count, self._reverse)
+            return self._value(tensor, made, Form.STEPS)
         _refuse_effects(node)
         item = item_of(self._body, node, self._numbers.place)
         if item is not None and self.level(item[0]) == FIXED:
@@ -179,6 +189,24 @@ class Hoister:
             made = self._prologue.normalised(self.hoisted(normalised.tensor), normalised.epsilon)
             return self._value(tensor, made, Form.FLAT)
         return self._rowwise(node, tensor)
+
+    def assignments(self) -> list[str]:
+        """Nodes that give stepped variables their values behind the last step."""
+        return [
+            assigned(self._prologue, each, self._loop.initial[each.place], self._added(each))
+            for each in self._variables.stepped
+        ]
+
+    def _added(self, stepped: Stepped) -> list[TensorId]:
+        """What a step adds to a stepped variable.
+
+        Raises:
+            Unreadable: each step adds something else.
+        """
+        for assign, tensor in zip(stepped.assigns, stepped.added, strict=True):
+            if self.level(tensor) != FIXED:
+                raise Unreadable(Reason.STEP_ASSIGNS.of(self._body[assign]))
+        return [self.hoisted(tensor).tensor for tensor in stepped.added]
 
     def _counted(self, argument: str, dtype: str) -> TensorId:
         """A counter in every step."""
@@ -329,7 +357,8 @@ class Hoister:
             attrs = copied(node) | {"Tidx": DataType(SHAPE_DTYPE)}
             return self._value(tensor, prologue.emit(node.op, inputs, attrs, node.name), Form.STEPS)
         if not isinstance(count, int) or not 0 < count <= MOST_STEPS or node.op not in STEP_BY_STEP:
-            raise Unreadable(Reason.ROWS_UNALIKE.of(node))
+            draws = node.op in STEP_BY_STEP and node.op.startswith("Stateless")
+            raise Unreadable(Reason.STEP_DRAWS.of(node, most=MOST_STEPS) if draws else Reason.ROWS_UNALIKE.of(node))
         items = [
             (operand.tensor,) * count
             if operand.form is Form.FIXED

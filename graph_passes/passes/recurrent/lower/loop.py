@@ -126,7 +126,8 @@ class LoopReader:
         taken = [(old, new) for old, new in self.rewired if old.node in loop.nodes and old.node in keep]
         alive = [(old, new) for old, new in self.rewired if any(use.node not in dead for use in graph.uses(old))]
         alive += [pair for pair in taken if not graph.uses(pair[0])]
-        needed = {new.node for _, new in alive} | {node.name for node in nodes if isinstance(node, Launch)}
+        needed = {new.node for _, new in alive}
+        needed |= {name for node in nodes if isinstance(node, Launch) for name in (node.name, *node.control)}
         kept = without_dead(nodes, needed)
         return Match(
             name=loop.name,
@@ -138,8 +139,10 @@ class LoopReader:
         )
 
     def _refuse_side_effects(self) -> None:
+        summed = {name for each in self.variables.stepped for name in each.assigns}
+        harmless = READS | DRAWS | ARRAYS | {"Placeholder"}
         for node in self.loop.body.graph:
-            if node.stateful and node.op not in READS | DRAWS | ARRAYS and node.op != "Placeholder":
+            if node.stateful and node.op not in harmless and node.name not in summed:
                 reason = Reason.STEP_ASSIGNS if node.op.startswith("Assign") else Reason.SIDE_EFFECTS
                 raise Unreadable(reason.of(node))
 
@@ -179,7 +182,10 @@ class LoopReader:
         )  # fmt: skip
         cell = reader.builder.build(after, outputs)
         batch = self.prologue.batch if isinstance(self.prologue.batch, int) else None
-        return Launch(self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device, batch=batch)
+        control = tuple(self.hoister.assignments())  # what waited for the loop waits for the launch
+        return Launch(
+            self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device, control, batch=batch
+        )
 
     def _layout(self, place: int) -> Layout:
         return self.reader.layout(TensorId(self.loop.body.arguments[place]))

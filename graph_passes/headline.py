@@ -23,7 +23,7 @@ def headline(report: Report) -> str:
 def _memory(report: Report) -> str:
     budget, measured = report.budget, report.peak_measured
     if report.decision is Decision.FAILED:
-        return "planning failed, because of a bug in tfmem; the unmodified step runs"
+        return "planning failed; the unmodified step runs"
     if budget is None:
         return "no memory budget"
     peak = report.peak_predicted if measured is None else measured

@@ -79,7 +79,7 @@ MOVED += "1 tensor offloaded, 2 recomputed"
         ),
         (
             {"transfers": (), "decision": Decision.FAILED},
-            "`resnet50.fit`: planning failed, because of a bug in tfmem; the unmodified step runs",
+            "`resnet50.fit`: planning failed; the unmodified step runs",
         ),
     ],
 )

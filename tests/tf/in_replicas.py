@@ -18,6 +18,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfmem
+from tfmem.steps import measuring
 
 ROWS, WIDTH = 1024, 128
 BATCH = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -219,6 +220,31 @@ def steps_that_take_more_than_planned_are_planned_again() -> None:
     assert told == (found.over > 0), report
 
 
+def what_other_models_fill_is_no_bug() -> None:
+    """Where measured times allow no plan within what is left of the budget, the plan by estimates stays."""
+    plain, ours = Training(mirrored()), Training(mirrored())
+    step = optimized(ours.in_all, AMPLE)
+    ours.losses(step)
+    for weight, given in zip(ours.weights, plain.weights, strict=True):
+        weight.assign(given)
+    step = optimized(ours.in_all, round(0.8 * tfmem.report(step).peak_before))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise tfmem.InfeasibleBudgetError("too small; give at least 9 bytes", 9, "op")
+
+    expected = plain.losses()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "plan_replicas", refuse)
+        with pytest.warns(tfmem.TfmemWarning) as caught:
+            assert ours.losses(step) == expected
+    told = [str(each.message) for each in caught if "planning by measured times" in str(each.message)]
+    assert len(told) == 1, told
+    assert "was not possible: too small" in told[0], told
+    assert "free what other models hold" in told[0], told
+    assert "bug" not in told[0], told
+    assert tfmem.report(step).decision == "moved"
+
+
 def budgets_by_device_are_those_of_the_strategy() -> None:
     training = Training(mirrored())
     step = tfmem.optimize(tf.function(training.in_all), memory_budget={"CPU:0": AMPLE}, cache_directory="")
@@ -322,6 +348,7 @@ LOOPS = (
     a_budget_that_is_too_small_is_refused,
     moves_are_bounded_by_what_the_host_takes,
     steps_that_take_more_than_planned_are_planned_again,
+    what_other_models_fill_is_no_bug,
     budgets_by_device_are_those_of_the_strategy,
     steps_that_are_edited_while_they_are_built,
     what_run_calls,

@@ -12,7 +12,9 @@ from custom_ops.errors import ProgramError
 from graph_passes import contract, pipeline
 from graph_passes.errors import GraphError
 from tests.tf.optimized_runs import SPARE, bits, run
-from tfmem.runtime.faults import is_fault
+from tfmem.api import make_engine
+from tfmem.runtime.faults import error_note, is_fault, left_by_fault
+from tfmem.runtime.notices import Notices
 from tfmem.steps import measuring, random_streams, settling, trials
 from tfmem.steps import static_planning as unobserved
 from tfmem.steps import trace as planning
@@ -158,6 +160,54 @@ def test_a_graph_that_tfmem_broke_is_a_fault(new_net, batch, peak, monkeypatch):
 def test_whose_fault_an_error_is(error, planned, read):
     assert is_fault(error) == planned
     assert is_fault(error, reading=True) == read
+
+
+REFUSALS = [
+    tfmem.InfeasibleBudgetError("too small; give at least 9 bytes", 9, "op"),
+    tfmem.HostMemoryError("the host is full"),
+    tfmem.SpillDirectoryError("the disk is full"),
+    tfmem.ReplicasError("no order"),
+]
+
+
+def named_refusals():
+    return {"argvalues": REFUSALS, "ids": [type(error).__name__ for error in REFUSALS]}
+
+
+@pytest.mark.parametrize("error", **named_refusals())
+def test_an_error_that_says_what_to_change_is_not_called_a_bug(error):
+    notices = Notices()
+    note, messages = recorded(lambda: error_note(notices, "step", error, "planning by measured times", "it runs"))
+    assert note == f"planning by measured times was not possible: {error}; it runs"
+    assert len(messages) == 1
+    assert note in messages[0]
+    assert "bug" not in messages[0]
+    assert ("free what other models hold" in messages[0]) == isinstance(error, tfmem.InfeasibleBudgetError)
+    _, messages = recorded(lambda: error_note(notices, "step", KeyError(168), "planning", "it runs"))
+    assert len(messages) == 1  # that other errors were told hides no fault
+    assert "bug" in messages[0]
+    engine = make_engine(tfmem.Options(memory_budget="1MiB", cache_directory=""))
+    with pytest.raises(tfmem.InfeasibleBudgetError) as caught:
+        left_by_fault(engine, engine.settings.unplanned("step"), error, 2 << 20)
+    assert str(error) in str(caught.value)
+    assert "bug" not in str(caught.value)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("after", "module", "name"), **named(LATER))
+@pytest.mark.parametrize("error", **named_refusals())
+def test_no_step_calls_it_a_bug(error, after, module, name, new_net, batch, flow, smallest, monkeypatch):
+    expected = run(tf.function(new_net().step), batch, steps=8)
+    budget = SPARE + smallest(lambda size: optimized(new_net(), size)(*batch))
+    function = optimized(new_net(), budget)
+    found = run(function, batch, steps=after)
+    broken = Broken(monkeypatch, error)
+    broken.at(module, name)
+    more, messages = recorded(lambda: run(function, batch, steps=8 - after))
+    assert found + more == expected
+    assert broken.times
+    assert not any("bug" in message for message in messages), messages
+    assert "bug" not in str(tfmem.report(function))
 
 
 def test_a_failing_replacement_leaves_the_layer(batch, flow, broken):

@@ -1,4 +1,4 @@
-"""Bugs in tfmem: how code tells them from errors of a graph, budget or option, and what a step runs after one."""
+"""Errors that a step survives: how code tells bugs in tfmem from errors of graphs, budgets, options; what runs then."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from graph_passes.pipeline import Step
 from graph_passes.report import Report
 from tfmem.capture.captured import BODIES
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.notices import REPORT_IT, Notices
+from tfmem.runtime.notices import REPORT_IT, SEE, Notices
 
 NOT_PLANNABLE = (NoGradientError, ReplicasError, UnknownShapeError)  # graphs that the offload pass is not for
+FREE = f"to plan it, free what other models hold of the budget, raise memory_budget, or use a smaller batch; {SEE}"
 
 
 def is_fault(error: Exception, reading: bool = False) -> bool:
@@ -41,16 +42,22 @@ def is_fault(error: Exception, reading: bool = False) -> bool:
     return not isinstance(error, TfmemError) or isinstance(error, CellError | KernelError | ProgramError)
 
 
-def fault_note(notices: Notices, name: str, error: Exception, doing: str, instead: str) -> str:
-    """The line of a report about a fault, its traceback below it; and the warning, which is shown here.
+def error_note(notices: Notices, name: str, error: Exception, doing: str, instead: str) -> str:
+    """The line of a report about an error that a step survives; and the warning, which is shown here.
+
+    A fault has its traceback below the line. Any other error is none of tfmem's: the line says what it says.
 
     Args:
-        notices: of the object; the user is warned of its first fault.
+        notices: of the object; the user is warned of its first fault, and of its first other error.
         name: of what was optimised.
-        error: the fault.
+        error: the error.
         doing: what failed.
         instead: what happens now.
     """
+    if not is_fault(error):
+        what = f"{doing} was not possible: {error}; {instead}"
+        notices.warn("refused", f"{name}: {what}", FREE if isinstance(error, InfeasibleBudgetError) else SEE)
+        return what
     what = f"{doing} failed with {type(error).__name__}: {error}; {instead}"
     notices.warn("fault", f"{name}: {what}", REPORT_IT)
     return f"{what}\n{''.join(traceback.format_exception(error)).rstrip()}"
@@ -72,15 +79,18 @@ def left_by_fault(engine: Engine, report: Report, error: Exception, peak: int | 
     if budget is not None and engine.settings.must_fit and (peak is None or peak > budget):
         enough = engine.settings.target.memory if peak is None else peak
         needs = "an unknown amount of memory" if peak is None else f"about {peak:,} bytes"
+        failed = f"was not possible: {error}"
+        if is_fault(error):
+            failed = f"failed with {type(error).__name__}: {error}. This is a bug in tfmem: please report it, with the "
+            failed += "traceback of the cause"
         raise InfeasibleBudgetError(
-            f"planning for the budget of {budget:,} bytes failed with {type(error).__name__}: {error}. This is a bug "
-            f"in tfmem: please report it, with the traceback of the cause. The unmodified step needs {needs}; to run "
-            f"it, give a budget of at least {enough:,} bytes",
+            f"planning for the budget of {budget:,} bytes {failed}. The unmodified step needs {needs}; to run it, give "
+            f"a budget of at least {enough:,} bytes",
             enough,
             "",
         ) from error
     known = "" if peak is None or budget is None else f", which is estimated at {size(peak)}, within the budget"
-    note = fault_note(engine.notices, report.graph, error, "planning", f"the unmodified step runs{known}")
+    note = error_note(engine.notices, report.graph, error, "planning", f"the unmodified step runs{known}")
     return replace(
         report,
         decision=Decision.FAILED,

@@ -16,7 +16,7 @@ from tfmem.devices import conditions
 from tfmem.kernels.fusion_programs import is_timed
 from tfmem.kernels.fusion_tuning import FusionKernels, with_programs
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.faults import fault_note
+from tfmem.runtime.faults import error_note
 from tfmem.steps.after_grappler import stitched, with_decision, with_regions
 from tfmem.steps.fused_replicas import against_edited
 from tfmem.steps.phases import Event, Move
@@ -133,7 +133,7 @@ class Fuser:
     def failed(self, state: State, error: Exception, doing: str, why: str) -> Move[State]:
         """The step stays without regions, because of a bug in tfmem."""
         notices, name = self.engine.notices, self.trace.name
-        note = fault_note(notices, name, error, doing, "the unmodified step runs")
+        note = error_note(notices, name, error, doing, "the unmodified step runs")
         notes = (*state.report.notes, note)
         return Move(Event.FAULT, Failed(**shared(state, fusion=why, fusion_state=Fusion.LEFT, notes=notes)))
 

@@ -15,7 +15,7 @@ from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.faults import fault_note
+from tfmem.runtime.faults import error_note
 from tfmem.steps.known_profiles import BatchProfiles
 from tfmem.steps.phases import Move
 from tfmem.steps.replicas import waits_for_others
@@ -63,8 +63,8 @@ class Job:
         return Given(function=self.trace.concrete, report=self.engine.settings.unplanned(self.trace.name))
 
     def noted(self, error: Exception, doing: str, instead: str) -> str:
-        """The line of a report about a fault, of which the user is warned."""
-        return fault_note(self.engine.notices, self.trace.name, error, doing, instead)
+        """The line of a report about an error that the step survives, of which the user is warned."""
+        return error_note(self.engine.notices, self.trace.name, error, doing, instead)
 
     def watches(self, function: Any) -> bool:
         """Whether tfmem measures the memory of unprobed calls; not of a step that XLA runs, nor with other replicas."""

@@ -23,7 +23,7 @@ from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, op_name, require_feeds, unique
 from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.faults import NOT_PLANNABLE, estimated_peak, fault_note, is_fault, left_alone, left_by_fault
+from tfmem.runtime.faults import NOT_PLANNABLE, error_note, estimated_peak, is_fault, left_alone, left_by_fault
 from tfmem.runtime.progress import shown
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch, stitched, unobserved, unstitched
 
@@ -143,7 +143,7 @@ def _stitched(captured: Captured, engine: Engine, found: Report, fetches: Sequen
     except Exception as error:
         if not is_fault(error, reading=True):
             raise
-        note = fault_note(engine.notices, "GraphDef", error, "stitching", "the graph stays unchanged")
+        note = error_note(engine.notices, "GraphDef", error, "stitching", "the graph stays unchanged")
         planned, done, found = captured, FusionPlan(), replace(found, notes=(*found.notes, note))
     return planned if done.regions else captured, unobserved(found, done)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from custom_ops.background import go_on
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Decision
@@ -20,6 +21,7 @@ from graph_passes.pipeline import SPLIT, Outcome, Phase, Step, StepSource, plan_
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
 
+CLEARLY = 0.9  # of a step's time: predictions are off by up to 6%, and a split changes the order of sums
 _NEAR = 0.85  # of what the largest op needs: where less is needed, a split does not help
 
 
@@ -48,7 +50,7 @@ def split_step(
     link: Link,
     budget: int,
     options: OffloadOptions,
-    faster_than: float = float("inf"),
+    rate: float = 0.0,
 ) -> SplitStep | Refusal:
     """The fastest division of the step that meets the budget, or why there is none.
 
@@ -58,7 +60,8 @@ def split_step(
         link: bandwidths of the link to the host.
         budget: bytes.
         options: of the memory plan.
-        faster_than: seconds that the step has to stay below.
+        rate: share of the unlimited rate that the step keeps with nothing split: a split has to be clearly faster; 0 if
+            the step does not run so.
     """
     if options.split == "never":
         return Reason.SPLIT_NEVER()
@@ -67,6 +70,7 @@ def split_step(
         return Reason.SPLIT_SHARED(detail=step.shared or ", ".join(devices))
 
     def trial(plan: SplitPlan) -> Trial:
+        go_on()
         found = _read_again(step, *split_graph(plan, step.graph))
         timeline = timeline_of(found)
         try:
@@ -82,6 +86,8 @@ def split_step(
     usage = lowest(timeline, movable(timeline, options, How()))
     limit = min(budget, _NEAR * int(usage.max(initial=0)))
     over = frozenset(item.node for item, nbytes in zip(timeline.steps, usage, strict=True) if nbytes > limit)
+    seconds = float(timeline.begins[-1])
+    faster_than = CLEARLY * seconds / rate if rate else float("inf")
     needs = SplitNeeds(step.order, step.fetches, timeline.turn, over, budget, trial, faster_than)
     done = run_passes(Phase.UNDER_BUDGET, (SPLIT.option,), StepSource(step), {SPLIT.name: lambda _: needs})
     outcome: Outcome[SplitChoice] = done[SPLIT.name]
@@ -92,7 +98,7 @@ def split_step(
     if choice.plan is None:
         return choice.refused or Reason.SPLIT_NO_REGION()
     graph, order = split_graph(choice.plan, step.graph)
-    return SplitStep(graph, order, choice.plan, timeline.peak, float(timeline.begins[-1]))
+    return SplitStep(graph, order, choice.plan, timeline.peak, seconds)
 
 
 def _read_again(step: Step, graph: Graph, order: tuple[str, ...]) -> Step:

@@ -19,14 +19,14 @@ from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import ROWS_ATTRIBUTE
 from graph_passes.graph.order import topological
 from graph_passes.graph.verify import verify_graph
-from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import SplitNeeds, Trial, plan_split
 from graph_passes.passes.split.split_regions import Exactness, plan_of, sizes_of_pieces
-from graph_passes.pipeline import Step
+from graph_passes.pipeline import Step, plan_step
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
-from graph_passes.splitting import SplitStep, split_step
+from graph_passes.splitting import CLEARLY, SplitStep, split_step
 from tests.tiers import examples
 
 BATCH = 6
@@ -251,6 +251,20 @@ def test_the_fastest_that_meets_the_budget() -> None:
     assert timeline.peak <= base + (1 << 20) + (1 << 18)
 
 
+def test_a_split_that_is_not_needed_has_to_be_clearly_faster() -> None:
+    graph = trained(batch=64, width=1 << 12).graph()
+    room = Step.read(graph).timeline(Roofline(load("unit"))).base + (1 << 20)
+    found = split(graph, room)
+    assert isinstance(found, SplitStep)
+    timeline = Step.read(found.graph, found.order, [TensorId("loss")]).timeline(Roofline(load("unit")))
+    options = OffloadOptions(reuse_distance=1)
+    step = Step.read(found.graph, found.order, [TensorId("loss")])
+    seconds = plan_step(step, timeline, Link(1.0, 1.0), int(room), options, effort=Effort.GREEDY).after.seconds
+    rate = found.seconds_before / seconds
+    assert isinstance(split(graph, room, rate=0.99 * CLEARLY * rate), SplitStep)
+    assert isinstance(split(graph, room, rate=1.01 * CLEARLY * rate), Refusal)
+
+
 def test_what_is_not_split() -> None:
     graph = trained(batch=64, width=1 << 12).graph()
     base = Step.read(graph).timeline(Roofline(load("unit"))).base
@@ -260,7 +274,7 @@ def test_what_is_not_split() -> None:
     over = split(graph, base + 1)
     assert isinstance(over, Refusal)
     assert over.reason is Reason.SPLIT_OVER
-    assert isinstance(split(graph, room, faster_than=0.0), Refusal)
+    assert isinstance(split(graph, room, rate=1.0), Refusal)
     graph["a"].device, graph["b"].device = "/device:GPU:0", "/device:GPU:1"
     assert split(graph, room) == Reason.SPLIT_SHARED(detail="/device:GPU:0, /device:GPU:1")
     small = trained(batch=2).graph()

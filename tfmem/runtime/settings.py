@@ -120,6 +120,16 @@ class Settings:
         return runs(Phase.BEFORE_GRAPPLER, self.passes)
 
     @property
+    def splits_if_faster(self) -> bool:
+        """Whether a clock may decide that parts of a step run on pieces of the batch.
+
+        A GPU's libraries choose algorithms by time, so numbers of two runs differ by rounding anyway. On a CPU they are
+        equal, so there the user has to ask for it.
+        """
+        split = self.options.offload.split
+        return split == "faster" or (split == "auto" and self.target.is_gpu)
+
+    @property
     def stitches(self) -> bool:
         """Whether regions of ops are to be stitched."""
         return runs(Phase.AFTER_GRAPPLER, self.passes)

@@ -110,7 +110,7 @@ def _candidate(fuser: Fuser, budget: int, in_use: int, within: Mapping[str, int]
     captured, done = stitched(fuser.trace.to_stitch(), engine)
     members = {region.name: region.schedule.members for region in done.regions}
     captured = replace(captured, creation_order=with_regions(fuser.trace.step.order, members))
-    trace = fuser.trace.with_regions(captured, memory_engine(engine))
+    trace = fuser.trace.variant(captured, memory_engine(engine))
     trace.read()
     timeline = trace.step.timeline(
         estimate(engine.settings.target, in_use, workspace=not engine.settings.target.is_gpu)
@@ -141,7 +141,7 @@ def decided(state: Composing, report: Report, function: Any) -> Move[State]:
     fuser, options, given = state.fuser, state.fuser.engine.settings.options, state.report
     if report.decision is Decision.FAILED:
         return fuser.settled(replace(state, report=_noted(given, report)), FusionWhy.FAILED)
-    if excess := _worse(given, report):
+    if excess := more_over(given, report):
         if others := state.compositions[1:]:  # smaller regions may leave more room, and larger ones need fewer moves
             return Move(Event.RAN, replace(state, compositions=others, step=None))
         return fuser.settled(state, f"left unchanged: stitched it would take {excess:,} bytes more than the budget")
@@ -196,12 +196,12 @@ def chosen(state: Comparing, times: Times) -> Move[State]:
         for each, with_regions in ((state.report, False), (variants.report or state.report, True))
     )
     state, variants = replace(state, report=given), replace(variants, report=report)
-    if excess := _worse(given, report):
+    if excess := more_over(given, report):
         if state.instead is not None:
             return Move(Event.COMPOSED, state.instead)
         why = f"left unchanged: stitched it takes {excess:,} bytes more than the budget"
         move = fuser.settled(state, why, Event.CLEAR)
-    elif excess := _worse(report, given):
+    elif excess := more_over(report, given):
         why = f"stitched: without regions it takes {excess:,} bytes more than the budget"
         move = fuser.stitched(state, variants, why, Event.CLEAR)
     else:
@@ -225,8 +225,8 @@ def _watched(report: Report, peaks: Sequence[int]) -> Report:
     return replace(report, notes=(*report.notes, kept))
 
 
-def _worse(given: Report, report: Report) -> int:
-    """Bytes by which the step with regions is over the budget, unless the step without is over it by more; else 0."""
+def more_over(given: Report, report: Report) -> int:
+    """Bytes by which another version of a step is over the budget, unless the given one is over it by more; else 0."""
     peaks = [each.peak_predicted if each.peak_measured is None else each.peak_measured for each in (given, report)]
     over = [max(0, peak - (given.budget or 0)) for peak in peaks]
     return over[1] if over[1] > over[0] else 0

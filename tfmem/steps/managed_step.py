@@ -19,7 +19,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import left_to_tensorflow
 from tfmem.runtime.out_of_memory import SUSPECTS, lacks_memory
 from tfmem.runtime.progress import shown
-from tfmem.steps import comparing, composed, measuring, solving, xla_runner
+from tfmem.steps import comparing, composed, dividing, measuring, solving, xla_runner
 from tfmem.steps.after_grappler import with_fusion
 from tfmem.steps.agreement import tell_others
 from tfmem.steps.comparing import fuse, take_turn
@@ -34,6 +34,7 @@ from tfmem.steps.states import (
     Comparing,
     Compiling,
     Composing,
+    Dividing,
     Failed,
     Fusing,
     Placed,
@@ -105,7 +106,7 @@ class ManagedStep:
         return self._machine.state
 
     def _move(self, move: Move[State]) -> State:
-        return self._machine.move(move)
+        return self._machine.move(dividing.before_the_end(self._job, move))
 
     def _go_on(self) -> None:
         """Begin fusion, once memory is settled."""
@@ -141,6 +142,23 @@ class ManagedStep:
                 self._go_on()
             return self._state
 
+    def _after_dividing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        """The state, after dry runs of a step that a thread has divided."""
+        with self._lock:
+            state, job = self._state, self._job
+            if not isinstance(state, Dividing) or not state.work.done:
+                return state
+            try:
+                trace = dividing.divided(state)
+                if trace is None:
+                    return self._machine.move(dividing.whole(state))
+                step = ManagedStep(self._given, composed.memory_engine(job.engine), trace=trace)
+                step._run_probed(args, kwargs)
+                self._job, move = dividing.decided(job, state, trace, step._state)
+            except Exception as error:  # no variable was written: the step keeps its moves
+                move = dividing.failed(job, state, error)
+            return self._machine.move(move)
+
     @property
     def phase(self) -> Phase:
         """Where the step is in its life."""
@@ -156,7 +174,10 @@ class ManagedStep:
             return with_fusion(state.report, FusionWhy.MEANWHILE)
         if isinstance(state, Solving):
             return solving.meanwhile(state.report)
-        if self._job.engine.settings.stitches and isinstance(state, Probed | Checking | Watching | Placed | Composing):
+        if isinstance(state, Dividing):
+            state = replace(state, report=dividing.meanwhile(state.report))
+        unfused = Probed | Checking | Watching | Placed | Dividing | Composing
+        if self._job.engine.settings.stitches and isinstance(state, unfused):
             return with_fusion(state.report, FusionWhy.UNDECIDED)
         return state.report
 
@@ -190,7 +211,8 @@ class ManagedStep:
     def wait(self) -> None:
         """Wait until a planning thread is done; the next call uses its plan."""
         state = self._state
-        if isinstance(state, Planning | Solving | Fusing | Tuning | Compiling | Comparing) and state.work is not None:
+        threads = Planning | Solving | Dividing | Fusing | Tuning | Compiling | Comparing
+        if isinstance(state, threads) and state.work is not None:
             state.work.wait()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +228,9 @@ class ManagedStep:
             state = self._take_over()
         elif isinstance(state, Solving):
             state = self._after_solving()
-        if isinstance(state, Planning | Solving):
+        elif isinstance(state, Dividing):
+            state = self._after_dividing(args, kwargs)
+        if isinstance(state, Planning | Solving | Dividing):
             result = call_traced(state.function, args, kwargs)
             state.work.begin()
             return result
@@ -221,6 +245,14 @@ class ManagedStep:
         """Run a step that is measured, until it has run other than dry; then go on to what follows."""
         if isinstance(self._state, Composing):
             return self._with_regions(args, kwargs)
+        done, result = self._run_probed(args, kwargs)
+        if not done:
+            result = self._unprobed(args, kwargs)
+        self._go_on()
+        return result
+
+    def _run_probed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Run with probes, dry or until the step has run; whether it has, and its result."""
         done, result = False, None
         while not done and isinstance(state := self._state, Probed):
             del result
@@ -228,10 +260,7 @@ class ManagedStep:
             with shown(self._job.engine.settings.options.progress, partial(str, doing), self._took):
                 done, result = self._probed(state, args, kwargs)
             self._took = time.monotonic() - began
-        if not done:
-            result = self._unprobed(args, kwargs)
-        self._go_on()
-        return result
+        return done, result
 
     def _doing(self, state: Probed) -> str:
         """What the next call with probes does, in words."""

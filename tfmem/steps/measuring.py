@@ -55,10 +55,10 @@ def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Mo
 def _divided(job: Job, state: Probed) -> Move[State] | None:
     """What follows where no plan meets the budget by what was measured, but parts may run on pieces of the batch.
 
-    This is for users who asked for pieces: what oneDNN needs for a piece is not known before it runs, so a step that
-    was divided may still be over, and its numbers are equal to rounding only.
+    On a CPU this is for users who asked for pieces: what oneDNN needs for a piece is not known before it runs, so a
+    step that was divided may still be over, and its numbers are equal to rounding only.
     """
-    if job.engine.settings.options.offload.split != "faster":
+    if not job.engine.settings.splits_if_faster:
         return None
     try:
         if isinstance(state, Warming) or job.trace.divide(job.limit) is not None:

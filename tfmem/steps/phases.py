@@ -36,6 +36,8 @@ class Phase(enum.Enum):
             they are timed against these.
         COMPILING: it is decided how the step runs; a thread has XLA compile it, and if XLA can, that is timed against
             what runs.
+        DIVIDING: all else is decided, tensors move, and parts may be faster on pieces of the batch: a thread divides
+            the step; then a call tries it in dry runs, and the faster one stays.
         SETTLED: what runs is final.
         FAILED: what runs is final, without a plan and without regions, because of a bug in tfmem.
     """
@@ -53,6 +55,7 @@ class Phase(enum.Enum):
     COMPARING = "comparing"
     TUNING = "tuning"
     COMPILING = "compiling"
+    DIVIDING = "dividing"
     SETTLED = "settled"
     FAILED = "failed"
 
@@ -84,6 +87,7 @@ class Event(enum.Enum):
     OVER = "over the budget, and there is a tighter plan"
     WITHIN = "three calls were checked"
     SOLVES = "a thread solves the integer program"
+    DIVIDES = "parts may be faster on pieces of the batch"
     STAYS = "fusion is decided without timing, or not asked for"
     THREAD = "a thread plans regions"
     COMPOSED = "regions and moves are planned together"
@@ -138,10 +142,12 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
         Event.COMPOSED: Phase.COMPOSING,
         Event.TIMED: Phase.COMPARING,
         Event.COMPILES: Phase.COMPILING,
+        Event.DIVIDES: Phase.DIVIDING,
         Event.FAULT: Phase.FAILED,
     },
     Phase.FUSING: {
         Event.STAYS: Phase.SETTLED,
+        Event.DIVIDES: Phase.DIVIDING,
         Event.COMPOSED: Phase.COMPOSING,
         Event.TIMED: Phase.COMPARING,
         Event.TUNES: Phase.TUNING,
@@ -151,12 +157,14 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
     Phase.COMPOSING: {
         Event.RAN: Phase.COMPOSING,
         Event.STAYS: Phase.SETTLED,
+        Event.DIVIDES: Phase.DIVIDING,
         Event.TIMED: Phase.COMPARING,
         Event.FAULT: Phase.FAILED,
     },
     Phase.COMPARING: {
         Event.UNCLEAR: Phase.COMPARING,
         Event.CLEAR: Phase.SETTLED,
+        Event.DIVIDES: Phase.DIVIDING,
         Event.COMPOSED: Phase.COMPOSING,
         Event.TUNES: Phase.TUNING,
         Event.COMPILES: Phase.COMPILING,
@@ -164,6 +172,7 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
     },
     Phase.TUNING: {Event.STAYS: Phase.SETTLED, Event.TIMED: Phase.COMPARING, Event.COMPILES: Phase.COMPILING},
     Phase.COMPILING: {Event.BEGUN: Phase.COMPILING, Event.STAYS: Phase.SETTLED, Event.TIMED: Phase.COMPARING},
+    Phase.DIVIDING: {Event.CHOSEN: Phase.CHECKING, Event.STAYS: Phase.SETTLED},
     Phase.SETTLED: {},
     Phase.FAILED: {},
 }

@@ -144,9 +144,6 @@ def begun(job: Job, state: State, budget: int) -> Move[State]:
         if refused is not None:
             raise error.with_split(str(refused)) from error
         return begun(job, state, budget)
-    asked = engine.settings.options.offload.split == "faster" and trace.split is None
-    if asked and trace.divide(budget, least.after.seconds) is None:
-        return begun(job, state, budget)
     engine.memory.require_host_room(timeline, least)
     if engine.settings.options.observe:
         engine.memory.separate(trace.concrete.variables)

@@ -10,6 +10,7 @@ from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.plan import OffloadPlan
+from graph_passes.refusals import Refusal
 from graph_passes.report import Report
 from tfmem.steps.phases import Phase
 from tfmem.steps.trials import Plans, Trial
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tfmem.steps.fuser import Fuser
     from tfmem.steps.known_profiles import Known
     from tfmem.steps.managed_step import ManagedStep
+    from tfmem.steps.trace import Trace
     from tfmem.steps.variable_copies import Copies
     from tfmem.steps.variants import Composition, Found, Variants
     from tfmem.steps.work import Work
@@ -308,6 +310,20 @@ class Compiling(State):
     fuser: Fuser
     stays: Settled
     work: Work[Variants] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dividing(State):
+    """A thread divides the step, which runs with its moves until then.
+
+    Attributes:
+        stays: what follows if the step stays as it is.
+        work: the divided step, or why there is none.
+    """
+
+    phase = Phase.DIVIDING
+    stays: Settled
+    work: Work[Trace | Refusal]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_passes import pipeline
+from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.memory.pieces import splits
 from graph_passes.analysis.memory.replica_step import shared_by
 from graph_passes.analysis.memory.session_step import waits_in_place, with_waits
@@ -95,6 +96,7 @@ class Trace:
         self._draws = draws
         self._read: _Read | None = None
         self._kept: tuple[Timeline, tuple[OffloadPlan, ...]] | None = None
+        self._rehearsed = False
 
     def replaced_layers(self) -> tuple[Captured, RecurrentPlan] | None:
         """The trace with its recurrent layers replaced, for `use_layers`; None if they are not to be.
@@ -147,14 +149,17 @@ class Trace:
             found = grappled_to_stitch(self._captured_once(), self._engine) or plain
         return with_selects(found) if options.observe and options.fusion.tune != "off" else found
 
-    def with_regions(self, captured: Captured, engine: Engine) -> Trace:
-        """A trace of the same function whose graph after Grappler is `captured`, which has regions.
+    def variant(self, captured: Captured, engine: Engine, rehearsed: bool = False) -> Trace:
+        """A trace of the same function, which continues the random streams of this one.
 
-        It continues the random streams of this one. Its `engine` plans memory alone. Before it runs, see `prepared`.
+        Args:
+            captured: its graph after Grappler; before that runs, see `prepared`.
+            engine: plans its memory alone.
+            rehearsed: whether it is tried in dry runs on a CPU, too.
         """
         found = Trace(self.concrete, engine, draws=self.drawing().streams)
         found._source, found._optimized, found.replacements = self._source, captured, self.replacements
-        found.split = self.split
+        found.split, found._in_pieces, found._rehearsed = self.split, self._in_pieces, rehearsed
         return found
 
     def prepared(self) -> Trace:
@@ -205,22 +210,22 @@ class Trace:
             of_data=sized_by_data(captured, graph, self._shapes),
         )
         step = replace(step, shared=step.shared or shared)
-        dry_run = engine.settings.target.is_gpu and can_dry_run(graph)
+        dry_run = (engine.settings.target.is_gpu or self._rehearsed) and can_dry_run(graph)
         self._read = _Read(captured, step, self.graphs_of(captured), dry_run)
 
-    def divide(self, budget: int, faster_than: float = float("inf")) -> Refusal | None:
+    def divide(self, budget: int, rate: float = 0.0, costs: CostModel | None = None) -> Refusal | None:
         """Let parts of the step run on pieces of the batch from now on, or say why not; of a trace that was read.
 
         Args:
             budget: bytes that the step, with its moves, has to keep within.
-            faster_than: seconds that it has to stay below, as predicted.
+            rate: share of the unlimited rate that it keeps with nothing split; see `split_step`.
+            costs: of its ops; by default an estimate, with the memory that is in use now.
         """
         engine, known = self._engine, self._known
         if self.split is not None or has_regions(known.step.graph):
             return Reason.SPLIT_AGAIN()
-        costs = engine.estimate(workspace=False)
-        options = engine.settings.options.offload
-        found = split_step(known.step, lambda step: step.timeline(costs), engine.link, budget, options, faster_than)
+        by, options = costs or engine.estimate(workspace=False), engine.settings.options.offload
+        found = split_step(known.step, lambda step: step.timeline(by), engine.link, budget, options, rate)
         if isinstance(found, Refusal):
             return found
         graph_def = serde.to_graph_def(found.graph, known.captured.graph_def)
@@ -246,13 +251,12 @@ class Trace:
     def surely_fits(self, budget: int) -> bool:
         """Whether the step needs so much less than the budget that nothing has to move: all its tensors together, where
         their sizes are known, or by an estimate; see `read`."""
+        plenty = self._engine.settings.surely_fits * budget
         together = estimated_peak(self._engine, None, self.concrete.graph)
-        if together is not None and together <= self._engine.settings.surely_fits * budget:
+        if together is not None and together <= plenty:
             return True
         self.read()
-        return (
-            self.step.timeline(self._engine.estimate(workspace=True)).peak <= self._engine.settings.surely_fits * budget
-        )
+        return self.step.timeline(self._engine.estimate(workspace=True)).peak <= plenty
 
     @property
     def shared(self) -> bool:

@@ -12,7 +12,7 @@ Policy = Literal["optimal", "hybrid", "autovm", "vdnn_all", "vdnn_conv"]
 PrefetchTiming = Literal["auto", "late", "early"]
 CopyStart = Literal["last_use", "produced"]
 Mechanism = Literal["auto", "copy", "managed", "file"]
-Splitting = Literal["needed", "faster", "never"]
+Splitting = Literal["auto", "needed", "faster", "never"]
 
 RECOMPUTING: tuple[Policy, ...] = ("optimal", "hybrid")  # the policies that may recompute instead of copying
 
@@ -50,7 +50,8 @@ class OffloadOptions:
         spill_budget: the most bytes in spill files; 0 for what the directory has free.
         host_budget: the most bytes of pinned host memory; 0 for no limit.
         split: when parts of the step run on pieces of the batch, which changes the order of sums: where no other plan
-            meets the budget (`needed`), also where it is predicted to be faster, or never.
+            meets the budget (`needed`), also where it is predicted and measured to be clearly faster (`faster`), or
+            never. `auto`: `faster` on a GPU, whose libraries choose by time as well; `needed` on a CPU.
     """
 
     policy: Policy = "optimal"
@@ -62,7 +63,7 @@ class OffloadOptions:
     spill_directory: str = ""
     spill_budget: int = 0
     host_budget: int = 0
-    split: Splitting = "needed"
+    split: Splitting = "auto"
 
     def __post_init__(self) -> None:
         one_of("policy", self.policy, get_args(Policy))

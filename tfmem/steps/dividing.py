@@ -1,0 +1,137 @@
+"""A step in which tensors move, or parts of it on pieces of the batch: the one that is measured to be faster.
+
+    all else is decided              the ops' times say which share of the unlimited rate the step keeps
+    a thread divides the step        for the same budget, if the cost model says that it is clearly faster
+    a call tries it in dry runs      which write no variable; a separate step passes through the phases of any other
+    the faster one stays             by the times that both were measured with, of those within the budget
+
+Without this, less memory may be faster: a budget that only a split meets keeps what the split keeps, and moves for a
+larger budget may keep less. A split adds sums in another order. So it has to be clearly faster (`CLEARLY`), as
+predicted and as measured; a step that keeps its moves has computed nothing else meanwhile; and no clock decides about
+numbers that would be equal in two runs: on a CPU, or with deterministic ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import tensorflow as tf
+
+from graph_passes.analysis.cost.model import CostModel
+from graph_passes.graph.ops import has_regions
+from graph_passes.refusals import Refusal
+from graph_passes.report import Report
+from graph_passes.splitting import CLEARLY
+from tfmem.devices import is_deterministic
+from tfmem.runtime.faults import is_fault
+from tfmem.steps.composed import memory_engine, more_over
+from tfmem.steps.dry_run import can_dry_run
+from tfmem.steps.job import Job
+from tfmem.steps.phases import Event, Move
+from tfmem.steps.states import Checking, Dividing, Settled, State
+from tfmem.steps.trace import Trace
+from tfmem.steps.work import Work
+
+MEANWHILE = "whether a split along the batch is faster is not known yet"
+
+
+def before_the_end(job: Job, move: Move[State]) -> Move[State]:
+    """`move`; but where all else is decided, and a split may be faster, a thread first divides the step."""
+    state = move.state
+    rate = _rate(job, state.report) if isinstance(state, Settled) else None
+    if rate is None or not isinstance(state, Settled):
+        return move
+    costs = job.engine.estimate(workspace=False)  # now, between two calls: what is in use then is no tensor of a call
+    work = Work(partial(_divided, job, rate, costs), "tfmem splitting")
+    return Move(Event.DIVIDES, Dividing(**vars(state), stays=state, work=work))
+
+
+def _rate(job: Job, report: Report) -> float | None:
+    """The share of the unlimited rate that the step's moves keep; None where no split is to be looked for."""
+    settings, trace = job.engine.settings, job.trace
+    if not settings.splits_if_faster or not settings.observes or settings.plan or is_deterministic():
+        return None
+    if not report.transfers or not report.step_measured_ns:
+        return None
+    if trace.split or trace.shared or trace.of_replicas or has_regions(trace.step.graph):
+        return None
+    rate = rate_of(report)
+    return rate if 0 < rate <= CLEARLY and can_dry_run(trace.step.graph) else None
+
+
+def rate_of(report: Report) -> float:
+    """The share of the unlimited rate that a step was measured to keep; 1 where that is not known."""
+    if report.verdict is None or not report.step_measured_ns:
+        return 1.0
+    return report.verdict.seconds_unlimited * 1e9 / report.step_measured_ns
+
+
+def _divided(job: Job, rate: float, costs: CostModel) -> Trace | Refusal:
+    trace = job.trace.variant(job.trace.optimized(), memory_engine(job.engine), rehearsed=True)
+    trace.read()
+    return trace.divide(job.limit, rate, costs) or trace
+
+
+def divided(state: Dividing) -> Trace | None:
+    """The divided step, once the thread is done; None if no split is predicted to be faster. Raises what it raised."""
+    found = state.work.take()
+    if found is None:
+        raise state.work.error or RuntimeError("splitting ended without a result")
+    return None if isinstance(found, Refusal) else found
+
+
+def whole(state: Dividing, note: str = "") -> Move[State]:
+    """What follows if the step stays as it is."""
+    stays = state.stays
+    if note:
+        stays = replace(stays, report=replace(stays.report, notes=(*stays.report.notes, note)))
+    return Move(Event.STAYS, stays)
+
+
+def failed(job: Job, state: Dividing, error: Exception) -> Move[State]:
+    """What follows an error: the step keeps its moves."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    if isinstance(cause, tf.errors.OpError) or not is_fault(cause):  # if the step itself fails, its own run does, too
+        return whole(state, f"not split along the batch: {str(error).partition(chr(10))[0]}")
+    return whole(state, job.noted(cause, "splitting the batch", "the step keeps its moves"))
+
+
+def decided(job: Job, state: Dividing, trace: Trace, tried: State) -> tuple[Job, Move[State]]:
+    """The job that goes on, and what follows once the divided step has run in dry runs.
+
+    Args:
+        job: the step with its moves.
+        state: what runs.
+        trace: the divided step.
+        tried: what came of it.
+    """
+    given, report = state.report, tried.report
+    before, after = ((each.step_measured_ns or 0) / 1e6 for each in (given, report))
+    if not isinstance(tried, Checking) or not after:
+        return job, whole(state, "not split along the batch: what that takes could not be measured")
+    if excess := more_over(given, report):
+        return job, whole(state, f"not split along the batch: that takes {excess:,} bytes more than the budget")
+    times = f"{after:.3g} ms a step, {before:.3g} ms with nothing split"
+    if after > CLEARLY * before:
+        return job, whole(state, f"not split along the batch: that takes {times}")
+    notes = (*tried.notes, f"split along the batch: {times}")
+    verdict, known = report.verdict, given.verdict
+    if verdict is not None and known is not None:
+        verdict = replace(verdict, seconds_unlimited=known.seconds_unlimited)
+    report = replace(
+        report,
+        notes=(*report.notes, notes[-1]),
+        verdict=verdict,
+        passes=given.passes,
+        peak_before=given.peak_before,
+        curve_before=given.curve_before,
+        jit_compile=given.jit_compile,
+    )
+    kept = (*tried.kept, state.function)  # random streams go on in its kernels, until the divided step has run
+    return replace(job, trace=trace), Move(Event.CHOSEN, replace(tried, report=report, notes=notes, kept=kept))
+
+
+def meanwhile(report: Report) -> Report:
+    """`report` of a step that may be split."""
+    return replace(report, notes=(*report.notes, MEANWHILE))

@@ -116,5 +116,6 @@ def test_a_loop_larger_than_its_budget(flow: Any, policy: str) -> None:
     report = tfmem.report(function)
     assert "OVER BUDGET" not in str(report)
     assert report.peak_before - report.peak_measured > STEPS * MIB // 4
-    assert report.peak_predicted == pytest.approx(report.peak_measured, rel=0.05)
+    # which chunks earlier steps left decides whether one more tensor of 512 KiB counts
+    assert report.peak_predicted == pytest.approx(report.peak_measured, abs=MIB)
     assert any(each.offload_after == RECOMPUTED for each in report.transfers) or policy == "autovm"

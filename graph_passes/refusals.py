@@ -33,7 +33,7 @@ class Reason(Enum):
         "recurrent",
         (
             "the loop goes on while '{node}' ({op}), which counts no steps to a bound; "
-            "run it to a bound, and keep the states of ended rows by tf.where"
+            "pass maximum_iterations, and let the condition read states alone"
         ),
     )
     LOOP_WITHOUT_BOUND = "recurrent", "the loop has no bound"

@@ -13,8 +13,7 @@ from graph_passes.graph.ir import DataType, Graph, Literal, Node, TensorId, Tens
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.passes.recurrent.cleanup import FUSED, with_fused_biases, without_zeros
 from graph_passes.passes.recurrent.lower.bidirectional import paired
-from graph_passes.passes.recurrent.lower.loop import Joinable
-from graph_passes.passes.recurrent.match import Direction, Launch, Match
+from graph_passes.passes.recurrent.match import Direction, Joinable, Launch, Match
 
 UNITS = 4
 

@@ -27,7 +27,7 @@ from tests.tf.recurrent_replacements import (
 )
 
 SHORT = ("LSTMP", "GAE, written at n - 1 - i", "tf.scan, reverse", "keras.ops.scan", "CRF forward", "keras ConvLSTM1D")
-STAY = {"complex state", "greedy decoding until all rows ended", "phased GRU"}
+STAY = {"complex state", "phased GRU"}
 STAY_IN_TRAINING = STAY | {
     "spiking neurons, custom gradient",
     "ODE-RNN with an inner loop",

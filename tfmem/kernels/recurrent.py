@@ -99,7 +99,8 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
                 made |= dict.fromkeys(names, kernels)
     kept, left = [], []
     for match in plan.matches:
-        reason = next((reasons[launch.name] for launch in match.launches if launch.name in reasons), None)
+        launches = (*match.counting, *match.launches)
+        reason = next((reasons[launch.name] for launch in launches if launch.name in reasons), None)
         if reason is None:
             kept.append(match)
         else:
@@ -135,7 +136,7 @@ def _specifications(
     """The distinct kernels of a plan, with their batch if it is known, and the launches that want them; `reasons` takes
     what no GPU kernel is for."""
     found: dict[tuple[RecurrentSpec, int | None], list[str]] = {}
-    for launch in (launch for match in plan.matches for launch in match.launches):
+    for launch in (launch for match in plan.matches for launch in (*match.counting, *match.launches)):
         try:
             spec = RecurrentSpec(launch.cell, launch.units, launch.dtype, precision, len(launch.directions))  # type: ignore[arg-type]
         except KernelError as error:

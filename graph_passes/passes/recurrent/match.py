@@ -27,6 +27,7 @@ from graph_passes.device_report import many
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import AttrValue, Code, DataType, TensorId
 from graph_passes.graph.rewrite import NewNode
+from graph_passes.passes.recurrent.find.equal_scalars import Key
 from graph_passes.refusals import Refusal
 
 RECURRENT_OP = "TfmemRecurrent"
@@ -76,6 +77,7 @@ class Launch:
             differentiated.
         batch: how many rows all tensors have, where the graph says it.
         batch_major: whether sequences and outputs begin with batch and time, not with time and batch.
+        counts: whether it serves only to count the steps of a loop that ends when its states say so.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Launch:
     base: Cell | None = None
     batch: int | None = None
     batch_major: bool = False
+    counts: bool = False
 
     def __post_init__(self) -> None:
         """Raises GraphError if a direction does not give the cell what it reads."""
@@ -183,8 +186,13 @@ class Match:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """The recurrent ops among `nodes`."""
-        return tuple(node for node in self.nodes if isinstance(node, Launch))
+        """The recurrent ops among `nodes`, but for those in `counting`."""
+        return tuple(node for node in self.nodes if isinstance(node, Launch) and not node.counts)
+
+    @property
+    def counting(self) -> tuple[Launch, ...]:
+        """The recurrent ops that only count steps."""
+        return tuple(node for node in self.nodes if isinstance(node, Launch) and node.counts)
 
     def summary(self) -> str:
         """One line for the report."""
@@ -197,9 +205,23 @@ class Match:
             f"{many(max(cell.stages, default=0) + 1, 'synchronisation')} a step",
             launch.dtype,
         ]
+        if self.counting:
+            parts.append(f"its steps counted first, by {many(len(self.counting), 'op')}")
         if len(launch.directions) > 1:
             parts.append("both directions in one launch")
         return f"{self.name} ({self.carrier}): {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Joinable:
+    """A match, and what decides whether it may share a launch with another: how many steps, how many rows.
+
+    `batch` has symbolic batch sizes that are equal, one for each state: two matches may be joined if theirs intersect.
+    """
+
+    match: Match
+    time: Key
+    batch: frozenset[Key]
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ from graph_passes.passes.recurrent.find.roll import roll_up
 from graph_passes.passes.recurrent.find.step_gradients import Exits, RolledGradient
 from graph_passes.passes.recurrent.lower.bidirectional import paired
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, match_cudnn
-from graph_passes.passes.recurrent.lower.loop import Joinable
 from graph_passes.passes.recurrent.lower.read_loop import read_loop
-from graph_passes.passes.recurrent.match import RecurrentPlan, Unmatched
+from graph_passes.passes.recurrent.match import Joinable, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.train.plan_training import Check, Gradients, Slow, plan_training
 from graph_passes.refusals import Reason
 

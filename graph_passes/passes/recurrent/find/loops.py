@@ -1,8 +1,8 @@
 """Loops in one normal form, whatever carried them, and what their variables are for.
 
 A variable is known by what a step makes of it: an *invariant* stays, a *counter* changes by the same whole number, an
-output *list* is written at one place a step, and everything else is a *state*. The condition has to be a conjunction of
-comparisons of a counter with a bound.
+output *list* is written at one place a step, and everything else is a *state*. The condition has to be a conjunction,
+of comparisons of a counter with a bound and, perhaps, of what else has to hold of the states.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Variables:
         writes: for a list, the node that changes it.
         bounds: how long the loop goes on.
         stepped: of the invariants, resources to whose values each step adds the same.
+        going: what else has to hold for the loop to go on, tensors of its condition.
     """
 
     invariants: frozenset[int]
@@ -98,6 +99,7 @@ class Variables:
     writes: dict[int, Node]
     bounds: tuple[Bound, ...]
     stepped: tuple[Stepped, ...] = ()
+    going: tuple[TensorId, ...] = ()
 
     def numbers(self, graph: Graph, loop: Loop, function: Function) -> Numbers:
         """Reads whole numbers of `function`, the body or the condition of `loop`."""
@@ -189,9 +191,9 @@ def classify(graph: Graph, loop: Loop) -> Variables:
             writes[place] = node
         else:
             states.append(place)
-    bounds = _bounds(loop, counters)
+    bounds, going = _bounds(loop, counters)
     stepped = stepped_variables(graph, loop.initial, invariants, loop.body, loop.condition)
-    return Variables(frozenset(invariants), counters, tuple(states), writes, bounds, stepped)
+    return Variables(frozenset(invariants), counters, tuple(states), writes, bounds, stepped, going)
 
 
 def _increment(numbers: Numbers, loop: Loop, node: Node, place: int) -> int | None:
@@ -210,11 +212,12 @@ def _increment(numbers: Numbers, loop: Loop, node: Node, place: int) -> int | No
     return None if not isinstance(step, int) else -step if node.op == "Sub" else step
 
 
-def _bounds(loop: Loop, counters: Collection[int]) -> tuple[Bound, ...]:
-    """The conjuncts of the condition, which compare a counter with a bound."""
+def _bounds(loop: Loop, counters: Collection[int]) -> tuple[tuple[Bound, ...], tuple[TensorId, ...]]:
+    """The conjuncts of the condition: those that compare a counter with a bound, at least one, and the others."""
     condition = loop.condition.graph
     places = {name: place for place, name in enumerate(loop.condition.arguments)}
     bounds: list[Bound] = []
+    going: list[TensorId] = []
     waiting = [loop.condition.results[0]]
     while waiting:
         source = passed(condition, waiting.pop())
@@ -227,11 +230,12 @@ def _bounds(loop: Loop, counters: Collection[int]) -> tuple[Bound, ...]:
         ends = [passed(condition, side) for side in node.inputs] if node.op in _MIRRORED else []
         here = next((here for here, end in enumerate(ends) if places.get(end.node) in counters), None)
         if here is None:
-            raise Unreadable(Reason.LOOP_CONDITION.of(node))
+            going.append(source)
+            continue
         bounds.append(Bound(places[ends[here].node], _MIRRORED[node.op] if here else node.op, ends[1 - here], node))
     if not bounds:
-        raise Unreadable(Reason.LOOP_WITHOUT_BOUND())
-    return tuple(bounds)
+        raise Unreadable(Reason.LOOP_CONDITION.of(condition[going[0].node]) if going else Reason.LOOP_WITHOUT_BOUND())
+    return tuple(bounds), tuple(going)
 
 
 def without_sums(graph: Graph, loop: Loop, variables: Variables) -> tuple[Variables, dict[int, TensorId]]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
@@ -19,7 +19,7 @@ MOST_INNER_STEPS = 16
 
 def with_plain_steps(graph: Graph, loop: Loop) -> tuple[Loop, frozenset[int]]:
     """`loop` with simpler steps, and the variables that were lists of one item and are states now."""
-    loop = _without_inner_loops(loop)
+    loop = replace(_without_inner_loops(loop), condition=_without_branches(loop.condition))
     carried = {
         place: value for place in range(len(loop.initial)) if (value := _carried(graph, loop, place)) is not None
     }
@@ -31,7 +31,7 @@ def _without_inner_loops(loop: Loop) -> Loop:
     for inner in list(functional_loops(body.graph)):
         count = _steps(body.graph, inner)
         if count is not None:
-            body = _unrolled(body, inner, count)
+            body = _unrolled(body, inner.name, inner.initial, inner.body, count)
     return loop if body is loop.body else replace(loop, body=body)
 
 
@@ -40,6 +40,8 @@ def _steps(graph: Graph, inner: Loop) -> int | None:
     try:
         variables = classify(graph, inner)
     except Unreadable:
+        return None
+    if variables.going:
         return None
     condition = variables.numbers(graph, inner, inner.condition)
     counts: list[int] = []
@@ -51,34 +53,62 @@ def _steps(graph: Graph, inner: Loop) -> int | None:
     return min(counts) if counts and min(counts) <= MOST_INNER_STEPS else None
 
 
-def _unrolled(body: Function, inner: Loop, count: int) -> Function:
-    """`body` with the steps of `inner` one after the other."""
-    graph, inside = body.graph, inner.body.graph
-    own = set(inner.body.arguments)
-    values = list(inner.initial)
+def _without_branches(condition: Function) -> Function:
+    """`condition` with a LogicalAnd in place of each branch that autograph makes of `and`.
+
+    Such a branch returns what decides about it where that is false.
+    """
+    for node in list(condition.graph):
+        then, other = (condition.graph.functions.get((node.name, key)) for key in ("then_branch", "else_branch"))
+        if node.op not in ("If", "StatelessIf") or node.outputs != 1 or then is None or other is None:
+            continue
+        result = passed(other.graph, other.results[0])
+        given = dict(zip(other.arguments, node.inputs[1:], strict=True)).get(result.node)
+        decides = passed(condition.graph, node.inputs[0])
+        same = given is not None and passed(condition.graph, given) == decides
+        if (same or scalar_value(other.graph, result) is False) and not any(each.stateful for each in _ops(then)):
+            condition = _unrolled(condition, node.name, tuple(node.inputs[1:]), then, 1, decides)
+    return condition
+
+
+def _ops(function: Function) -> list[Node]:
+    return [node for node in function.graph if node.name not in function.arguments]
+
+
+def _unrolled(
+    body: Function, name: str, initial: Sequence[TensorId], steps: Function, count: int, decides: TensorId | None = None
+) -> Function:
+    """`body` with the steps of its node `name` one after the other; with `decides`, and that, too."""
+    graph, inside, inner = body.graph, steps.graph, name
+    own = set(steps.arguments)
+    values = list(initial)
     nodes: list[Node] = []
     specs, constants, functions = dict(graph.specs), dict(graph.constants), dict(graph.functions)
     for step in range(count):
-        given = dict(zip(inner.body.arguments, values, strict=True))
+        given = dict(zip(steps.arguments, values, strict=True))
 
         def moved(tensor: TensorId, step: int = step, given: Mapping[str, TensorId] = given) -> TensorId:
             known = given.get(tensor.node)
-            return TensorId(f"{inner.name}/{step}/{tensor.node}", tensor.index) if known is None else known
+            return TensorId(f"{inner}/{step}/{tensor.node}", tensor.index) if known is None else known
 
         for node in inside:
             if node.name in own:
                 continue
-            name = f"{inner.name}/{step}/{node.name}"
+            name = f"{inner}/{step}/{node.name}"
             copy = node.copy()
-            control = [f"{inner.name}/{step}/{before}" for before in node.control if before not in own]
+            control = [f"{inner}/{step}/{before}" for before in node.control if before not in own]
             nodes.append(replace(copy, name=name, inputs=[moved(tensor) for tensor in node.inputs], control=control))
             specs |= {TensorId(name, t.index): inside.specs[t] for t in inside.tensors(node) if t in inside.specs}
             if node.name in inside.constants:
                 constants[name] = inside.constants[node.name]
             functions |= {(name, key): f for (owner, key), f in inside.functions.items() if owner == node.name}
-        values = [moved(result) for result in inner.body.results]
-    rewired = {TensorId(inner.name, place): value for place, value in enumerate(values)}
-    return _edited(body, rewired, {inner.name}, nodes, Graph([], specs, constants, functions))
+        values = [moved(result) for result in steps.results]
+    if decides is not None:
+        nodes.append(Node(f"{inner}/and", "LogicalAnd", [decides, *values], outputs=1))
+        values = [TensorId(nodes[-1].name)]
+        specs[values[0]] = specs[decides]
+    rewired = {TensorId(inner, place): value for place, value in enumerate(values)}
+    return _edited(body, rewired, {inner}, nodes, Graph([], specs, constants, functions))
 
 
 def _edited(

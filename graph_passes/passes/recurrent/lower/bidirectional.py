@@ -8,8 +8,7 @@ from dataclasses import replace
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.passes.recurrent.faults import attempt
-from graph_passes.passes.recurrent.lower.loop import Joinable
-from graph_passes.passes.recurrent.match import Launch, Match, Unmatched
+from graph_passes.passes.recurrent.match import Joinable, Launch, Match, Unmatched
 
 
 def paired(graph: Graph, candidates: Sequence[Joinable], names: Names, unmatched: list[Unmatched]) -> list[Match]:
@@ -33,7 +32,7 @@ def paired(graph: Graph, candidates: Sequence[Joinable], names: Names, unmatched
 
 
 def _fit(graph: Graph, one: Joinable, other: Joinable) -> bool:
-    if len(one.match.launches) != 1 or len(other.match.launches) != 1:
+    if any(len(match.launches) != 1 or match.counting for match in (one.match, other.match)):
         return False
     first, second = one.match.launches[0], other.match.launches[0]
     opposite = first.directions[0].reverse != second.directions[0].reverse

@@ -57,8 +57,10 @@ class States:
             if self.form != "columns" and shape is not None and (shape or self.form == "single"):
                 if dtype in FLOATS:
                     found[dtype] = name
-                if dtype in (*FLOATS, "int32", "int64"):
+                if dtype in (*FLOATS, "int32", "int64", "bool"):
                     continue
+            if dtype == "bool" and shape is not None and len(shape) in (1, 2):
+                continue
             if dtype not in FLOATS:
                 raise Unreadable(Reason.STATE_DTYPE(node=name, dtype=dtype))
             if shape is None or len(shape) > 2:
@@ -110,8 +112,8 @@ class States:
         """A state before the loop, as the launch takes it."""
         tensor = self.loop.initial[place]
         rank = len(self.shape(place) or ())
+        tensor = prologue.cast(tensor, self.graph.specs[tensor].dtype, dtype)
         if self.form != "columns":
-            tensor = prologue.cast(tensor, self.graph.specs[tensor].dtype, dtype)
             if rank != 2 or self.form == "single":
                 tensor = prologue.reshape(tensor, dtype, (prologue.batch, layout.width))
             rank = 2
@@ -119,13 +121,13 @@ class States:
 
     def final(self, prologue: Prologue, finals: list[TensorId], place: int, layout: Layout, dtype: str) -> TensorId:
         """A state behind the loop."""
-        shape = self.shape(place) or ()
+        shape, before = self.shape(place) or (), self.graph.specs[self.loop.initial[place]].dtype
         if self.form == "columns":
-            return state_of(prologue, finals, dtype, len(shape), layout)
+            return prologue.cast(state_of(prologue, finals, dtype, len(shape), layout), dtype, before)
         state = state_of(prologue, finals, dtype, 2, layout)
         if len(shape) != 2 or self.form == "single":
             state = prologue.reshape(state, dtype, self.dims(prologue, shape))
-        return prologue.cast(state, dtype, self.graph.specs[self.loop.initial[place]].dtype)
+        return prologue.cast(state, dtype, before)
 
     def dims(self, prologue: Prologue, shape: tuple[int | None, ...]) -> tuple[Dim, ...]:
         """The shape of a value of a step, in the form "numbers" or "single"."""

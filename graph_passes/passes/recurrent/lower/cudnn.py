@@ -26,8 +26,7 @@ from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE, Writer
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key, scalar_key
 from graph_passes.passes.recurrent.find.provenance import Places, Traced, integers, is_zero, trace
-from graph_passes.passes.recurrent.lower.loop import Joinable
-from graph_passes.passes.recurrent.match import Direction, Launch, Match, Unmatched
+from graph_passes.passes.recurrent.match import Direction, Joinable, Launch, Match, Unmatched
 from graph_passes.refusals import Reason, Refusal
 
 CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from graph_passes.graph.ir import DataType, Graph, TensorId
 from graph_passes.graph.ops import passed
+from graph_passes.graph.rewrite import NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
 from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Numbers, Place, of_key, steps_until
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
@@ -11,11 +14,31 @@ from graph_passes.passes.recurrent.find.step_items import item_of, list_source, 
 from graph_passes.passes.recurrent.lower.hoist import FIXED, Hoister
 from graph_passes.passes.recurrent.lower.prologue import Prologue
 from graph_passes.passes.recurrent.lower.time_reversal import is_reversed
+from graph_passes.passes.recurrent.match import Launch
 from graph_passes.refusals import Reason
 
 
-def count_steps(graph: Graph, loop: Loop, variables: Variables, prologue: Prologue) -> None:
-    """Tell the prologue how many steps there are: the least of the bounds."""
+@dataclass(frozen=True)
+class Counted:
+    """How many steps a loop runs that ends when its states say so.
+
+    Attributes:
+        nodes: what computes that.
+        steps: the number, a scalar of SHAPE_DTYPE.
+    """
+
+    nodes: tuple[NewNode | Launch, ...]
+    steps: TensorId
+
+
+def count_steps(
+    graph: Graph, loop: Loop, variables: Variables, prologue: Prologue, counted: Counted | None = None
+) -> None:
+    """Tell the prologue how many steps there are: so many as were counted, or the least of the bounds."""
+    if counted is not None:
+        prologue.time = prologue.time_key = counted.steps
+        prologue.time_form = of_key(counted.steps)
+        return
     condition = variables.numbers(graph, loop, loop.condition)
     outside = Hoister(graph, loop, variables, prologue, function=loop.condition)
     numbers: list[int] = []

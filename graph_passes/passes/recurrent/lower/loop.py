@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 from graph_passes.graph.dead_code import dead_code, without_dead
 from graph_passes.graph.ir import AttrValue, DataType, Graph, TensorId
@@ -11,15 +10,12 @@ from graph_passes.graph.ops import ARRAYS, DRAWS, READS, passed
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
 from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Place
-from graph_passes.passes.recurrent.find.equal_scalars import Key, dimension_key
+from graph_passes.passes.recurrent.find.equal_scalars import dimension_key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, classify, without_sums
 from graph_passes.passes.recurrent.find.plain_steps import with_plain_steps
-from graph_passes.passes.recurrent.find.step_items import (
-    is_size,
-    is_stack,
-)
+from graph_passes.passes.recurrent.find.step_items import is_size, is_stack
 from graph_passes.passes.recurrent.lower.cell_states import CellForm, States
-from graph_passes.passes.recurrent.lower.extent import count_steps, is_read_backwards
+from graph_passes.passes.recurrent.lower.extent import Counted, count_steps, is_read_backwards
 from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister
 from graph_passes.passes.recurrent.lower.layouts import Cuts, Layout
 from graph_passes.passes.recurrent.lower.leaves import side_by_side
@@ -39,29 +35,23 @@ from graph_passes.passes.recurrent.lower.writes import (
     require_single,
     write_of,
 )
-from graph_passes.passes.recurrent.match import Direction, Launch, Match
+from graph_passes.passes.recurrent.match import Direction, Joinable, Launch, Match
 from graph_passes.refusals import Reason
 
 RULES = MOVES | SUMS | CONVOLUTIONS  # of ops that small states alone may have
-
-
-@dataclass(frozen=True)
-class Joinable:
-    """A match, and what decides whether it may share a launch with another: how many steps, how many rows.
-
-    `batch` has symbolic batch sizes that are equal, one for each state: two matches may be joined if theirs intersect.
-    """
-
-    match: Match
-    time: Key
-    batch: frozenset[Key]
 
 
 class LoopReader:
     """Reads one loop, in one form of its states (`States`)."""
 
     def __init__(
-        self, graph: Graph, loop: Loop, names: Names, keep: Collection[str], form: CellForm = "columns"
+        self,
+        graph: Graph,
+        loop: Loop,
+        names: Names,
+        keep: Collection[str],
+        form: CellForm = "columns",
+        counted: Counted | None = None,
     ) -> None:
         self.form = form
         loop, self.carried = with_plain_steps(graph, loop)
@@ -70,11 +60,13 @@ class LoopReader:
         self.states = States(graph, loop, self.variables, form)
         self.dtype = self.states.dtype()
         self.prologue = Prologue(loop, names)
-        count_steps(graph, loop, self.variables, self.prologue)
+        self.counted = counted
+        count_steps(graph, loop, self.variables, self.prologue, counted)
         self.batch = self.states.count_rows(self.prologue)
         self.prologue.has_batch = self._has_batch
         self.numbers = self.variables.numbers(graph, loop, loop.body)
-        self.reverse = is_read_backwards(graph, loop, self.numbers, self.prologue.time_form)
+        backwards = is_read_backwards(graph, loop, self.numbers, self.prologue.time_form)
+        self.reverse = backwards and not self.variables.going
         self.hoister = Hoister(graph, loop, self.variables, self.prologue, self.reverse)
         self.reader: Reader | NumberReader
         if form != "columns":
@@ -116,7 +108,8 @@ class LoopReader:
             number += layout.columns
         self._rewire_outputs(launch)
         self._rewire_rest()
-        nodes: list[NewNode | Launch] = [*self.prologue.nodes[:before], launch, *self.prologue.nodes[before:]]
+        nodes = [*(self.counted.nodes if self.counted else ()), *self.prologue.nodes[:before], launch]
+        nodes += self.prologue.nodes[before:]
         return Joinable(self._match(nodes), self.prologue.time_key, self.batch)
 
     def _match(self, nodes: list[NewNode | Launch]) -> Match:
@@ -156,10 +149,7 @@ class LoopReader:
         self.writes |= {place: Write(value, FORWARDS) for place, value in self.sums.items()}
         written = {place: write.value for place, write in self.writes.items()}
         reader.read([*results, *written.values()])
-        after = [column for place in variables.states for column in self._state(place)]
-        initial: list[TensorId] = []
-        for place in variables.states:
-            initial += self.states.initial(self.prologue, place, self._layout(place), self.dtype)
+        after, initial = self._carried()
         outputs: list[tuple[int, ...]] = []
         for place, write in self.writes.items():
             if write.every_step:
@@ -172,6 +162,25 @@ class LoopReader:
             else:
                 require_single(self.graph, self.loop.initial[place])
                 self.last[place] = [self._keep(column, after, initial) for column in self._spread(write.value)]
+        control = tuple(self.hoister.assignments())  # what waited for the loop waits for the launch
+        return self._launched(after, initial, outputs, control)
+
+    def _carried(self) -> tuple[list[int], list[TensorId]]:
+        """The columns of all states after a step, and the states before the loop."""
+        after = [column for place in self.variables.states for column in self._state(place)]
+        initial: list[TensorId] = []
+        for place in self.variables.states:
+            initial += self.states.initial(self.prologue, place, self._layout(place), self.dtype)
+        return after, initial
+
+    def _launched(
+        self,
+        after: Sequence[int],
+        initial: Sequence[TensorId],
+        outputs: Sequence[tuple[int, ...]],
+        control: tuple[str, ...],
+    ) -> Launch:
+        reader = self.reader
         if not reader.leaves.sequences:  # the op counts steps by its sequences
             reader.leaves.sequences.append(self.prologue.zeros(self.dtype, (self.prologue.time, self.prologue.batch)))
             reader.builder.sequence(0)
@@ -182,7 +191,6 @@ class LoopReader:
         )  # fmt: skip
         cell = reader.builder.build(after, outputs)
         batch = self.prologue.batch if isinstance(self.prologue.batch, int) else None
-        control = tuple(self.hoister.assignments())  # what waited for the loop waits for the launch
         return Launch(
             self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device, control, batch=batch
         )
@@ -237,7 +245,8 @@ class LoopReader:
             Unreadable: its numbers do not fill columns, and no state depends on it.
         """
         spec, node = self.loop.body.graph.specs.get(value), self.loop.body.graph[value.node]
-        if spec is None or spec.dtype != self.dtype:
+        exact = value.node in self.loop.body.arguments or (spec is not None and spec.dtype == "bool")
+        if spec is None or (spec.dtype != self.dtype and not exact):
             raise Unreadable(Reason.CELL_CAST.of(node, before=self.dtype, after=spec.dtype if spec else "another type"))
         columns, layout = self.reader.columns(value), self.reader.layout(value)
         if isinstance(self.reader, NumberReader) and len(columns) > 1:
@@ -352,10 +361,8 @@ class LoopReader:
     def _given(self, launch: Launch, source: TensorId, index: int) -> Hoisted:
         shape, tensor, layout = self.hoister.shape(source), launch.output(index), self.reader.layout(source)
         if self.form != "columns":
-            tensor = self.prologue.reshape(
-                tensor, self.dtype, (self.prologue.time, *self.states.dims(self.prologue, shape))
-            )
-            return Hoisted(tensor, Form.STEPS, shape, self.dtype)
+            dims = (self.prologue.time, *self.states.dims(self.prologue, shape))
+            return self._exact(source, self.prologue.reshape(tensor, self.dtype, dims))
         wide = launch.cell.output_columns[index] > 0
         if wide and not layout.exact:
             tensor = side_by_side(self.prologue, tensor, self.dtype, 3, layout)
@@ -365,7 +372,12 @@ class LoopReader:
             tensor = self.prologue.reshape(tensor, self.dtype, (self.prologue.time, self.prologue.batch))
         elif not shape:
             tensor = self.prologue.first_number(tensor, self.dtype, 3 if wide else 2)
-        return Hoisted(tensor, Form.STEPS, shape, self.dtype)
+        return self._exact(source, tensor)
+
+    def _exact(self, source: TensorId, tensor: TensorId) -> Hoisted:
+        """What a launch gave of a value of the body, whole numbers and booleans as such."""
+        dtype = self.loop.body.graph.specs[source].dtype
+        return Hoisted(self.prologue.cast(tensor, self.dtype, dtype), Form.STEPS, self.hoister.shape(source), dtype)
 
     def _rewire_rest(self) -> None:
         """Counters and invariants behind the loop."""

@@ -10,7 +10,9 @@ from graph_passes.graph.ops import checks_shape
 from graph_passes.graph.rewrite import Names
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
 from graph_passes.passes.recurrent.lower.cell_states import CellForm
-from graph_passes.passes.recurrent.lower.loop import RULES, Joinable, LoopReader
+from graph_passes.passes.recurrent.lower.ended import EndReader
+from graph_passes.passes.recurrent.lower.loop import RULES, LoopReader
+from graph_passes.passes.recurrent.match import Joinable
 from graph_passes.refusals import Reason
 
 
@@ -40,13 +42,25 @@ def _read_in(forms: tuple[CellForm, ...], graph: Graph, loop: Loop, names: Names
     reasons: list[Unreadable] = []
     for form in forms:
         try:
-            return LoopReader(graph, loop, names, keep, form).read()
+            return read_in(graph, loop, names, keep, form)
         except Unreadable as reason:
             reasons.append(reason)
         except (CellError, ValueError):  # numpy's, over shapes that do not fit
             if not reasons:
                 raise
     raise _told(reasons)
+
+
+def read_in(graph: Graph, loop: Loop, names: Names, keep: Collection[str], form: CellForm) -> Joinable:
+    """What takes the place of a loop whose states have this form.
+
+    Raises:
+        Unreadable, CellError, ValueError: no cell of the form can express the loop.
+    """
+    reader = EndReader(graph, loop, names, keep, form)
+    if reader.variables.going:
+        return LoopReader(graph, loop, names, keep, form, reader.count()).read()
+    return reader.read()
 
 
 def _told(reasons: Sequence[Unreadable]) -> Unreadable:

@@ -91,6 +91,12 @@ def _slices_columns_only(body: Graph, node: Node) -> bool:
     return first.begin in (None, 0) and first.end is None and first.step == 1 and not (first.single or first.new)
 
 
+def is_column(body: Graph, node: Node) -> bool:
+    """Whether a StridedSlice is `x[:, None]`."""
+    taken = slices.axes(body, node)
+    return taken is not None and len(taken) == 2 and taken[0].whole and taken[1].new
+
+
 def column_range(body: Graph, node: Node, output: int, shape: tuple[int | None, ...]) -> tuple[int, int]:
     """Which columns of an operand of `shape` output `output` of a Split, SplitV, Slice or StridedSlice is.
 

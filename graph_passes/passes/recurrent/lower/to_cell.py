@@ -22,7 +22,7 @@ from graph_passes.passes.recurrent.lower.layouts import PRODUCTS, Cuts, Layout, 
 from graph_passes.passes.recurrent.lower.leaves import Leaves
 from graph_passes.passes.recurrent.lower.products import Products
 from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
-from graph_passes.passes.recurrent.lower.rowwise import column_range
+from graph_passes.passes.recurrent.lower.rowwise import column_range, is_column
 from graph_passes.refusals import Reason
 
 _ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd", "BiasAddV1"})
@@ -314,6 +314,8 @@ class Reader:
     def _part(self, node: Node, tensor: TensorId) -> Value:
         source = node.inputs[1 if node.op == "Split" else 0]
         columns, shape = self.columns(source), self.hoister.shape(source)
+        if node.op == "StridedSlice" and len(shape) == 1 and is_column(self._body, node):
+            return self._reshaped(node, tensor)
         start, end = column_range(self._body, node, tensor.index, shape)
         part = self.layout(source).part(start, end)
         if part is None:

@@ -251,10 +251,12 @@ def differentiable(match: Match) -> Match:
     moved: dict[TensorId, TensorId] = {}
     nodes: list[NewNode | Launch] = []
     for node in match.nodes:
-        if isinstance(node, Launch):
+        if isinstance(node, Launch) and not node.counts:
             new = replace(node, cell=differentiate(node.cell).forward, base=node.cell)
             moved |= node.results_in(new)
             nodes.append(new)
+        elif isinstance(node, Launch):
+            nodes.append(node)
         else:
             nodes.append(replace(node, inputs=tuple(moved.get(tensor, tensor) for tensor in node.inputs)))
     rewired = tuple((old, moved.get(new, new)) for old, new in match.rewired)

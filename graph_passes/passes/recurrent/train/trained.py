@@ -19,9 +19,8 @@ from graph_passes.passes.recurrent.find.loops import Unreadable, functional_loop
 from graph_passes.passes.recurrent.find.provenance import is_zero, spread, trace
 from graph_passes.passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, MOVES, joinable_cudnn, match_cudnn, turns, undoes
-from graph_passes.passes.recurrent.lower.loop import Joinable
 from graph_passes.passes.recurrent.lower.read_loop import read_loop
-from graph_passes.passes.recurrent.match import Match, Unmatched
+from graph_passes.passes.recurrent.match import Joinable, Match, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, invariants, read_pair, without_lists
 from graph_passes.refusals import Reason
 

@@ -133,6 +133,13 @@ class Reason(Enum):
             "expected {most} at most for {rows}"
         ),
     )
+    COUNTED_TWICE = (
+        "recurrent",
+        (
+            "its states end the loop, so each step would run twice, with {work} multiplications, which a CPU was "
+            "measured to do more slowly; expected {most} at most"
+        ),
+    )
     CELL_JOIN = "recurrent", "'{node}' ({op}) does not join columns"
     CELL_JOIN_WIDTH = "recurrent", "'{node}' ({op}) joins '{tensor}', whose width is unknown"
     CELL_SUM_AXIS = "recurrent", "'{node}' ({op}) sums over the batch, or over another axis than the last"

@@ -10,7 +10,9 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes.refusals import Reason
 from tests.tf.recurrent_training import INPUTS, TOLERANCE, UNITS, numbers
+from tfmem.kernels.recurrent import MOST_COUNTED_PRODUCTS
 
 BATCH, BOUND, WORDS = 3, 60, 5
 R = tf.Variable(numbers(UNITS, UNITS, seed=1) * 0.4)
@@ -235,3 +237,19 @@ def test_boolean_states() -> None:
         return tf.scan(step, tf.transpose(x, [1, 0, 2]), start)[0]
 
     check(run, (tf.constant(numbers(BATCH, 7, INPUTS)),))
+
+
+@pytest.mark.parametrize(("rows", "units", "replaced"), [(1, 256, True), (8, 128, True), (8, 256, False)])
+def test_a_cpu_keeps_a_large_loop_which_it_would_run_twice(rows: int, units: int, replaced: bool) -> None:
+    weights = tf.Variable(numbers(units, units) * units**-0.5)
+
+    @tf.function(autograph=False)
+    def run(h: Any, ends: Any) -> Any:
+        def body(i: Any, h: Any, left: Any) -> Any:
+            return i + 1, tf.where(left[:, None] > 0.5, tf.tanh(h @ weights), h), left - 1.0
+
+        return tf.while_loop(lambda i, _, left: (i < BOUND) & tf.reduce_any(left > 0.5), body, (0, h, ends))
+
+    report = check(run, (tf.constant(numbers(rows, units)), tf.fill([rows], 5.0)), replaced=replaced)
+    work = rows * units**2
+    assert replaced or str(Reason.COUNTED_TWICE(work=work, most=MOST_COUNTED_PRODUCTS)) in str(report.not_replaced)

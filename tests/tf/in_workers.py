@@ -33,6 +33,7 @@ from tests.tf.in_workers_of_keras import (
     models_of_tf_keras_train,
     plans_of_models_differ,
 )
+from tests.tf.in_workers_over_budget import OVER_BUDGET
 from tests.tf.one_worker import Worker, digest, survives
 from tfmem.api import make_engine
 from tfmem.frontends.function import OptimizedFunction
@@ -247,7 +248,12 @@ ALONE = (
     worker_1_is_killed_before_it_agrees,
 )
 TWO_DEVICES = (tensors_move, plans_differ, a_budget_is_infeasible, a_host_takes_too_little, workers_meet_in_a_branch)
-CASES = {"agreeing": AGREEING, "two_devices": TWO_DEVICES, **{case.__name__: (case,) for case in ALONE}}
+CASES = {
+    "agreeing": AGREEING,
+    "over_budget": OVER_BUDGET,
+    "two_devices": TWO_DEVICES,
+    **{case.__name__: (case,) for case in ALONE},
+}
 
 
 class TwoDevices(CollectiveAllReduceExtended):  # type: ignore[misc]

@@ -107,6 +107,24 @@ def test_calls_that_overlap_disturb_each_other(monkeypatch):
     assert engine.memory.in_use_alone is not None
 
 
+def test_a_call_that_waits_for_other_processes_makes_none_wait(monkeypatch):
+    """And neither it nor one that is measured meanwhile knows what it took."""
+    engine = make_engine(tfmem.Options(memory_budget="1GiB"))
+    device = [engine.settings.target.name]
+    assert engine.meter.watched_on(device, lambda: 7, elsewhere=True)[1] is not None
+    assert engine.meter.watched(lambda: 7)[1] is not None
+    with measuring_lock.alone() as turn:
+        assert engine.meter.watched_on(device, lambda: 7, elsewhere=True) == (7, None)
+        assert not turn.alone
+    (_, inner), outer = engine.meter.watched_on(device, lambda: engine.meter.watched(lambda: 7), elsewhere=True)
+    assert inner is None
+    assert outer is None
+    assert engine.memory.in_use_alone is not None
+    monkeypatch.setattr(measuring_lock, "PATIENCE", 0.0)
+    with measuring_lock.beside(), measuring_lock.alone() as turn:
+        assert turn.held
+
+
 def test_one_that_is_held_up_sets_nothing_back(monkeypatch):
     """The peak is everyone's: to set it back would make another's too low."""
     monkeypatch.setattr(measuring_lock, "PATIENCE", 0.01)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tfmem.runtime.workers import Board, Workers
+from tfmem.steps import agreed_peaks
 from tfmem.steps.agreement import Record, Verdict, agree, publish, verdict_of
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
@@ -86,6 +87,7 @@ def results(cases: str, folder: Path) -> list[tuple[int, str]]:
     "cases",
     [
         "agreeing",
+        "over_budget",
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
@@ -161,6 +163,38 @@ def test_all_raise_what_one_worker_has_to_change() -> None:
         assert verdict == Verdict(failed=TASKS[pair.index(INFEASIBLE)], error=INFEASIBLE)
         assert Verdict.read(verdict.text) == verdict
     assert verdict_of(dict(zip(TASKS, (INFEASIBLE, more), strict=True)), 5).error == more
+
+
+OVER = agreed_peaks.Said({"GPU:1": 1000})
+TIGHT = replace(OVER, again=True)
+
+
+@pytest.mark.parametrize(
+    ("second", "plain", "stays", "again"),
+    [
+        (agreed_peaks.Said(), "", "", ""),
+        (OVER, "", "", ""),  # no plan takes less
+        (TIGHT, "", "", "1,000 bytes on GPU:1 of /job:worker/task:1"),
+        (replace(OVER, why="KeyError: 1"), "/job:worker/task:1 cannot plan again (KeyError: 1)", "", ""),
+        (None, "", "/job:worker/task:1 said nothing of its peaks within 5 seconds", ""),
+    ],
+)
+def test_workers_plan_again_where_one_was_over_its_budget(
+    second: agreed_peaks.Said | None, plain: str, stays: str, again: str
+) -> None:
+    found = agreed_peaks.verdict_of({TASKS[0]: agreed_peaks.Said(), TASKS[1]: second}, 5)
+    assert found == agreed_peaks.Verdict(plain, stays, again)
+    if second == TIGHT:
+        both = agreed_peaks.verdict_of({TASKS[0]: OVER, TASKS[1]: second}, 5)
+        assert both == found  # one that has no plan for less changes nothing
+
+
+def test_all_workers_watch_their_peaks_or_none() -> None:
+    watches = replace(FITS, watches=True)
+    for second, expected in ((FITS, False), (watches, True)):
+        verdict = verdict_of(dict(zip(TASKS, (watches, second), strict=True)), 5)
+        assert verdict == Verdict(watches=expected)
+        assert Verdict.read(verdict.text) == verdict
 
 
 @pytest.mark.parametrize(("late", "plain"), [(0.1, False), (1.0, True)])

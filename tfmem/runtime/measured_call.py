@@ -12,7 +12,7 @@ from typing import Any
 from custom_ops.load import Counters, Library, ProbeRow
 from graph_passes.analysis.memory.observe import Sample
 from tfmem.devices import Target, memory, wait_for_devices
-from tfmem.runtime.measuring_lock import alone
+from tfmem.runtime.measuring_lock import alone, beside
 
 Flow = tuple[Counters, Counters]  # the op library's counters before and after
 
@@ -79,12 +79,19 @@ class Meter:
         result, peaks = self.watched_on([self.target.name], function)
         return result, None if peaks is None else peaks[0]
 
-    def watched_on(self, devices: Sequence[str], function: Callable[[], Any]) -> tuple[Any, tuple[int, ...] | None]:
+    def watched_on(
+        self, devices: Sequence[str], function: Callable[[], Any], elsewhere: bool = False
+    ) -> tuple[Any, tuple[int, ...] | None]:
         """Call `function`; its result, and the peak of each device's allocator in bytes while it ran.
 
         No peaks if another measured call ran meanwhile.
+
+        Args:
+            devices: as TensorFlow names them.
+            function: what is watched.
+            elsewhere: whether it waits for other processes; see `beside`.
         """
-        with alone() as turn:
+        with beside() if elsewhere else alone() as turn:
             if turn.held:
                 for device in devices:
                     memory(self.library, device, reset=True)

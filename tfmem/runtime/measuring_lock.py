@@ -1,4 +1,7 @@
-"""What is measured of the whole process, its allocator's numbers above all, is measured by one thread at a time."""
+"""What is measured of the whole process, its allocator's numbers above all, is measured by one thread at a time.
+
+A call that waits for other processes makes no thread wait: theirs might wait for one of ours, which it would hold up.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class Turn:
     """One measured call.
 
     Attributes:
-        held: whether it waited for all others; if not, it must set nothing back that they measure by.
+        held: whether no other ran when it began; if one did, it must set nothing back that this one measures by.
         alone: whether no other has run meanwhile so far. If one has, the measurement is void.
     """
 
@@ -35,6 +38,30 @@ def alone(reads: bool = False) -> Iterator[Turn]:
         reads: the call disturbs no other.
     """
     turn = Turn(_measuring.acquire(timeout=PATIENCE))
+    try:
+        with _running_as(turn, reads):
+            yield turn
+    finally:
+        if turn.held:
+            _measuring.release()
+
+
+@contextmanager
+def beside() -> Iterator[Turn]:
+    """A measured call that waits for other processes: it waits for no measured call of this one, and none waits for it.
+
+    If another runs meanwhile, neither is alone.
+    """
+    turn = Turn(_measuring.acquire(blocking=False))
+    if turn.held:
+        _measuring.release()
+    with _running_as(turn):
+        yield turn
+
+
+@contextmanager
+def _running_as(turn: Turn, reads: bool = False) -> Iterator[None]:
+    """The call of `turn` runs in this block."""
     with _entering:
         turn.alone = turn.held and not _running
         if not reads:
@@ -42,10 +69,8 @@ def alone(reads: bool = False) -> Iterator[Turn]:
                 other.alone = False
             _running.append(turn)
     try:
-        yield turn
+        yield
     finally:
         with _entering:
             if not reads:
                 _running[:] = [other for other in _running if other is not turn]
-        if turn.held:
-            _measuring.release()

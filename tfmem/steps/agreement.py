@@ -29,7 +29,7 @@ from tfmem.runtime.workers import Board, Workers
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Move
 from tfmem.steps.settling import left
-from tfmem.steps.states import State
+from tfmem.steps.states import State, WatchingTogether
 
 _ERRORS = {kind.__name__: kind for kind in (HostMemoryError, SpillDirectoryError)}
 _GROUP_SIZE = 1  # the input of a collective that tells how many devices its group has
@@ -45,6 +45,7 @@ class Record:
         collectives: a digest of the step's.
         budget: bytes for each device; None for no limit.
         moves: how many tensors would move.
+        watches: whether the worker can watch the peaks of its steps; see `tfmem.steps.agreed_peaks`.
         why: what keeps the worker from planning; "" if nothing does.
         error: the name of the error that this is, if the user has to change something.
         smallest_budget: of an `InfeasibleBudgetError`, as the next two.
@@ -56,6 +57,7 @@ class Record:
     collectives: str
     budget: int | None = None
     moves: int = 0
+    watches: bool = False
     why: str = ""
     error: str = ""
     smallest_budget: int = 0
@@ -81,11 +83,13 @@ class Verdict:
         plain: why all run the step as TensorFlow has it; "" if each runs its plan.
         failed: the worker whose error all raise; "" for none.
         error: that worker's record.
+        watches: whether all watch the peaks of their first steps.
     """
 
     plain: str = ""
     failed: str = ""
     error: Record | None = None
+    watches: bool = False
 
     @property
     def text(self) -> str:
@@ -96,7 +100,8 @@ class Verdict:
     def read(text: str) -> Verdict:
         """The verdict that `text` is of."""
         found = json.loads(text)
-        return Verdict(found["plain"], found["failed"], Record(**found["error"]) if found["error"] else None)
+        error = Record(**found["error"]) if found["error"] else None
+        return Verdict(found["plain"], found["failed"], error, found.get("watches", False))
 
 
 def agreed(job: Job, board: Board, plan: Callable[[Job], Move[State]]) -> Move[State]:
@@ -118,16 +123,17 @@ def agreed(job: Job, board: Board, plan: Callable[[Job], Move[State]]) -> Move[S
         return plan(job)
     try:
         move = plan(job)
-        record = _planned(record, move.state.report)
+        record = replace(_planned(record, move.state.report), watches=isinstance(move.state, WatchingTogether))
     except Exception as error:  # the others have to know
         record, cause = _failed(record, error), error
     verdict = agree(board, workers, graph.name, record)
     if verdict.error is not None:
         raise _error_of(verdict.failed, verdict.error) from cause
     if not verdict.plain and move is not None:
-        return move
+        watched = verdict.watches or not isinstance(move.state, WatchingTogether)
+        return move if watched else left(job, move.state)
     job.engine.notices.warn("workers", f"{job.trace.name} runs unchanged on all workers", verdict.plain)
-    report = _unmoved(job.engine.settings.unplanned(job.trace.name) if move is None else move.state.report, job.budget)
+    report = unmoved(job.engine.settings.unplanned(job.trace.name) if move is None else move.state.report, job.budget)
     report = replace(report, notes=(*report.notes, f"unchanged on all workers: {verdict.plain}"))
     return left(job, replace(job.given(), function=job.trace.base, report=report))
 
@@ -226,7 +232,7 @@ def verdict_of(records: Mapping[str, Record | None], patience: float) -> Verdict
     for task, record in known.items():
         if record.why:
             return Verdict(f"{task} cannot plan the step ({record.why}); give it more memory, or a smaller batch")
-    return Verdict()
+    return Verdict(watches=all(record.watches for record in known.values()))
 
 
 def meets_others(graph: tf.Graph) -> bool:
@@ -282,15 +288,28 @@ def _error_of(task: str, record: Record) -> TfmemError:
     return _ERRORS.get(record.error, ReplicasError)(message)
 
 
-def _unmoved(report: Report, budget: int | None) -> Report:
+def unmoved(report: Report, budget: int | None) -> Report:
     """The report of a step whose plan does not run."""
     return replace(
         report,
         decision=Decision.OVER if report.transfers else report.decision,
         budget=budget,
         peak_predicted=report.peak_before,
+        peak_measured=None,
         bytes_out_predicted=0,
         bytes_in_predicted=0,
         transfers=(),
         curve_after=report.curve_before,
+        devices=tuple(
+            replace(
+                found,
+                peak_predicted=found.peak_before,
+                peak_measured=None,
+                peak_uncounted=0,
+                bytes_out=0,
+                bytes_in=0,
+                transfers=0,
+            )
+            for found in report.devices
+        ),
     )

@@ -71,9 +71,16 @@ class Job:
         return self._can_watch(function) and not self.trace.shared
 
     def watches_replicas(self, function: Any) -> bool:
-        """Whether tfmem reads the peaks of a step of several replicas: not where it waits for other processes, which
-        would wait for a lock of this one."""
-        return self._can_watch(function) and not waits_for_others(self.trace.step.graph)
+        """Whether tfmem reads the peaks of a step of several replicas: where it waits for other processes, only if the
+        user gave a budget, and if they can agree on what follows."""
+        if not self._can_watch(function):
+            return False
+        return not self.waits or (self.engine.settings.must_fit and self.engine.workers.board() is not None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step of several replicas waits for other processes."""
+        return bool(waits_for_others(self.trace.step.graph))
 
     def _can_watch(self, function: Any) -> bool:
         left_to_xla = self.trace.jit_compile and function is self.trace.base and self.trace.split is None

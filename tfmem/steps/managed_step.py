@@ -19,7 +19,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import left_to_tensorflow
 from tfmem.runtime.out_of_memory import SUSPECTS, lacks_memory
 from tfmem.runtime.progress import shown
-from tfmem.steps import comparing, composed, dividing, measuring, solving, xla_runner
+from tfmem.steps import agreed_peaks, comparing, composed, dividing, measuring, solving, xla_runner
 from tfmem.steps.after_grappler import with_fusion
 from tfmem.steps.agreement import tell_others
 from tfmem.steps.comparing import fuse, take_turn
@@ -47,6 +47,7 @@ from tfmem.steps.states import (
     Tuning,
     Warming,
     Watching,
+    WatchingTogether,
 )
 from tfmem.steps.trace import Trace
 from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
@@ -289,6 +290,8 @@ class ManagedStep:
         """Run what was chosen, and watch it if it is to be."""
         state, job = self._state, self._job
         function = partial(call_traced, state.function, args, kwargs)
+        if isinstance(state, WatchingTogether):
+            return self._together(state, args, kwargs)
         if isinstance(state, Watching) and state.tables:
             result, samples, _ = job.engine.meter.sampled_on(state.tables, function)
             job.trace.ran(state.function)
@@ -304,6 +307,26 @@ class ManagedStep:
         result, peak = job.engine.meter.watched(function)
         job.trace.ran(state.function)
         self._move(measuring.watched(job, state, peak))
+        return result
+
+    def _together(self, state: WatchingTogether, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what all workers watch, or what they have agreed on since."""
+        job = self._job
+        after: State = state
+        if state.calls == agreed_peaks.CALLS:
+            after = self._move(agreed_peaks.agreed(job, job.engine.workers.board(), state))
+            self._go_on()  # before the call: another worker's may fail, and end later
+        function = partial(call_traced, self._state.function, args, kwargs)
+        try:
+            if not isinstance(after, WatchingTogether):
+                return function()
+            self._move(Move(Event.RAN, begun := agreed_peaks.begins(after)))
+            result, peaks = job.engine.meter.watched_on(begun.devices, function, elsewhere=True)
+        except SUSPECTS as error:
+            tell_others(job, after.report, error)
+            raise
+        job.trace.ran(begun.function)
+        self._move(agreed_peaks.ran(job, begun, peaks))
         return result
 
     def _with_regions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from tfmem.steps.replicas import (
     undivided,
 )
 from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle
-from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming, Watching
+from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming, Watching, WatchingTogether
 from tfmem.steps.trace import Trace
 from tfmem.steps.work import Work
 
@@ -192,7 +192,9 @@ def _of_replicas(job: Job, state: State) -> Move[State]:
     if why:
         return _of_replicas_together(job, state, why)
     budgets = budgets_on_devices(job.trace.step, job.engine)
-    effort = Effort.GREEDY if job.watches_replicas(None) else Effort.SEARCHED  # what is timed is planned again
+    watched = job.watches_replicas(None)
+    timed = watched and not job.waits
+    effort = Effort.GREEDY if timed else Effort.SEARCHED  # what is timed is planned again
     try:
         plans = plan_replicas(job.trace.step, job.engine, budgets, effort=effort)
     except InfeasibleBudgetError as error:
@@ -200,12 +202,14 @@ def _of_replicas(job: Job, state: State) -> Move[State]:
             raise error.with_split(str(Reason.SPLIT_SHARED(detail=job.trace.step.shared))) from error
         notes = (*state.report.notes, f"memory was not planned: {error}")
         return left(job, replace(state, report=replace(state.report, notes=notes)))
-    function, report = job.trace.build_lanes(plans), job.trace.describe_lanes(plans)
+    function = job.trace.build_lanes(plans, final=job.waits and not watched)
+    report = job.trace.describe_lanes(plans)
     state = replace(state, function=function, report=report)
     if not job.watches_replicas(function):
         return left(job, state)
-    watching = Watching(function=function, report=report, notes=state.notes, kept=state.kept, plans=plans)
-    if any(each.plan.moves for each in plans):
+    kind = Watching if timed else WatchingTogether
+    watching = kind(function=function, report=report, notes=state.notes, kept=state.kept, plans=plans)
+    if timed and any(each.plan.moves for each in plans):
         probing = probes_of(plans, job.run)
         function = job.trace.build_lanes(plans, probing)
         watching = replace(watching, function=function, tables=tuple(each.run for each in probing))

@@ -206,6 +206,17 @@ class Watching(State):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchingTogether(Watching):
+    """All workers of a cluster watch the same calls; before plans change, they agree.
+
+    Attributes:
+        calls: that began since the plans changed, whether they ended well or not: on each worker the same number.
+    """
+
+    calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placed(State):
     """Memory is settled.
 

@@ -40,7 +40,7 @@ from tfmem.runtime.profile_cache import fingerprint
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
-from tfmem.steps.replicas import describe_replicas, waits_for_others
+from tfmem.steps.replicas import describe_replicas
 
 MOST_KEPT = 32  # plans of a timeline
 
@@ -333,15 +333,16 @@ class Trace:
         graph_def = serde.to_graph_def(edited, self._known.captured.graph_def)
         return self.graphs.restore(graph_def, dry_run=dry_run)
 
-    def build_lanes(self, plans: Sequence[LanePlan], probing: Sequence[Probing] = ()) -> Any:
+    def build_lanes(self, plans: Sequence[LanePlan], probing: Sequence[Probing] = (), final: bool = False) -> Any:
         """A function that runs a plan on each device; `base` where nothing moves, with the same random streams.
 
         Args:
             plans: one for each lane.
             probing: the probes of each; () for none.
+            final: whether no other graph can follow, which would go on with the streams.
         """
         if not probing and not any(each.plan.moves for each in plans):
-            return self.base if waits_for_others(self.step.graph) else self.unmoved()
+            return self.base if final else self.unmoved()
         edited = edit_lanes(self.step, plans, self._engine.settings.options.offload, self._engine.spill_key, probing)
         return self.graphs.restore(serde.to_graph_def(edited, self._known.captured.graph_def), dry_run=False)
 

@@ -78,6 +78,15 @@ def test_what_means_nothing_is_refused(schedule: str, reason: str) -> None:
         mapping(pattern, pattern.roots[0], parse(f"reduce_1{schedule};").schedules[0], 256)
 
 
+@pytest.mark.parametrize(("longer", "axes"), [(1000, (0,)), (1024, (1000,))])
+def test_an_axis_keeps_its_size_where_a_tensor_is_longer(longer: int, axes: tuple[int, ...]) -> None:
+    """The first 1000 numbers of one tensor are added to all of another; the shapes do not say how many."""
+    both = "tensor float32 1\ntensor float32 1\ninput 0 a0\ninput 1 a0\nadd 0 1\n"
+    pattern = Pattern.of(from_text(f"program 1\naxes 1000\n{both}output 2 0\n"), [(1000,), (longer,)])
+    assert pattern.program.axes == axes
+    assert pattern.program.sizes(pattern.merged([(1000,), (longer,)])) == (1000,)
+
+
 def test_softmax_is_one_piece_of_three_loops() -> None:
     """Its maximum, its sum and its output follow each other within a row."""
     made = plan(Pattern.of(from_text(SOFTMAX), [(None, 1000)]), Configuration(SOFTMAX_ROWS, 256, 4))

@@ -13,6 +13,10 @@ import tensorflow as tf
 
 from tests.tf.fake_gpu import FakeGpu
 from tests.tf.stitched_steps import close, optimized, require_stitched, values
+from tests.tf.test_known_sizes import OPTIMIZERS, Embedded
+from tests.tf.test_known_sizes import written as with_known
+from tfmem.capture.known_sizes import with_known_sizes
+from tfmem.steps.trace import Trace
 
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
 
@@ -122,3 +126,29 @@ def test_a_mixture_takes_the_best_of_its_experts(gpu: FakeGpu, on_gpu: Callable[
         close(step(x), plain(x))
     close(values([kernel]), values([plain_kernel]))
     require_stitched(step, "TopKV2", "ScatterNd", "Softmax")
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_that_divide_slices(
+    name: str, gpu: FakeGpu, on_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One region, without a condition. Rows that are no numbers are Keras's; a position out of range reads 0."""
+    on_gpu()
+    given = Trace.to_stitch
+    monkeypatch.setattr(Trace, "to_stitch", lambda trace: with_known_sizes(given(trace)))
+    plain, model = (Embedded(OPTIMIZERS[name], 2) for _ in range(2))
+    written, _ = with_known(plain, *[tf.TensorSpec([None], tf.int32)] * 2)
+    step, launched = optimized(model.step), gpu.calls("cuGraphLaunch")
+    batches = [[3, 0, 7, 11], [3, 3, 5, 9], [2], [7, 7, 7, 7, 1, 6]]
+    for count, ids in enumerate(batches):
+        if count == 3:
+            for each in (plain, model):
+                each.spoil([7], np.nan)
+        both = [tf.constant(each, tf.int32) for each in (ids, ids[::-1])]
+        close(step(*both), written(*both))
+        close(model.held(), plain.held())
+    report = require_stitched(step, "ScatterNd", "UnsortedSegmentSum", "Cumsum")
+    assert len(report.regions) == 1
+    assert not [why for _, why in report.not_stitched if "If" in why]
+    assert gpu.calls("cuGraphLaunch") == launched + len(batches)

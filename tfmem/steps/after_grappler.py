@@ -16,9 +16,11 @@ from graph_passes.passes.fuse.partition.regions import CALLS
 from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
 from graph_passes.pipeline import Phase, run_passes
 from graph_passes.report import STITCHED, Report
+from tfmem.capture.branches import with_selects
 from tfmem.capture.captured import Captured, every_node
 from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.grappler import run_grappler
+from tfmem.capture.known_sizes import with_known_sizes
 from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 from tfmem.kernels.fusion_tuning import FusionKernels
 from tfmem.runtime.engine import Engine
@@ -51,6 +53,15 @@ def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
     if not found or not all(node.op in _CONVOLUTIONS and node.attr["T"].type == float32 for node in found):
         return None
     return run_grappler(captured, device=engine.settings.target.kind, nested=engine.settings.stitches, keep_layout=True)
+
+
+def without_conditions(captured: Captured, engine: Engine) -> Captured:
+    """`captured` with both branches of conditions in their place, where what runs is timed: regions hold no condition."""
+    options, target = engine.settings.options, engine.settings.target
+    if not options.observe or options.fusion.tune == "off":
+        return captured
+    found = with_selects(captured)
+    return with_known_sizes(found) if target.is_gpu else found
 
 
 def stitched(

@@ -27,7 +27,6 @@ from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import ORDERED, Report
 from graph_passes.splitting import SplitStep, split_step, with_split
-from tfmem.capture.branches import with_selects
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, every_node, require_feeds, with_whole_names
 from tfmem.capture.concrete_function import capture_concrete, is_distributed, restore_concrete
@@ -37,7 +36,7 @@ from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import estimated_peak
 from tfmem.runtime.profile_cache import fingerprint
-from tfmem.steps.after_grappler import grappled, grappled_to_stitch
+from tfmem.steps.after_grappler import grappled, grappled_to_stitch, without_conditions
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
 from tfmem.steps.replicas import describe_replicas
@@ -143,11 +142,10 @@ class Trace:
 
         Raises what `optimized` raises.
         """
-        options, plain = self._engine.settings.options, self.optimized()
-        found = plain
+        found = plain = self.optimized()
         if not self._in_pieces:  # Grappler would start from the whole batch and whole loops again
             found = grappled_to_stitch(self._captured_once(), self._engine) or plain
-        return with_selects(found) if options.observe and options.fusion.tune != "off" else found
+        return without_conditions(found, self._engine)
 
     def variant(self, captured: Captured, engine: Engine, rehearsed: bool = False) -> Trace:
         """A trace of the same function, which continues the random streams of this one.

@@ -75,7 +75,8 @@ def grouped(shape: Sequence[int], groups: Sequence[int]) -> tuple[int, ...]:
 
 def open_sizes(program: Program, shapes: Shapes) -> tuple[Program, Shapes]:
     """A program without the sizes of axes that no other axis accompanies in any node: nothing is reduced there, so one
-    kernel serves all sizes."""
+    kernel serves all sizes. The size stays where a tensor is longer than its axis, of which only the first part is
+    read: shapes would not say then which size is meant."""
     alone = set(range(len(program.axes)))
     for node, type_, live in zip(program.nodes, program.types, program.live, strict=True):
         if live and (len(type_.axes) > 1 or isinstance(node, Reduce)):
@@ -84,10 +85,12 @@ def open_sizes(program: Program, shapes: Shapes) -> tuple[Program, Shapes]:
         if len(output.axes) > 1:
             alone -= set(output.axes)
     read = [(node, index, i) for node in _inputs(program) for i, index in enumerate(node.index)]
-    exact = {index.axis for node, index, i in read if _is_exact(program.axes, shapes, node.tensor, i, index.axis)}
+    along = [(node.tensor, i, index.axis) for node, index, i in read if index.axis is not None]
+    exact = {axis for tensor, i, axis in along if _is_exact(program.axes, shapes, tensor, i, axis)}
+    longer = {axis for tensor, i, axis in along if not _is_exact(program.axes, shapes, tensor, i, axis)}
     every = [index for node in program.nodes for index in indices_of(node)]
     other = {term.axis for index in every if index.axis is None for term in index.terms}
-    opened = (alone & {axis for axis in exact if axis is not None}) - other
+    opened = (alone & exact) - longer - other
     dimensions = {(node.tensor, i) for node, index, i in read if index.axis in opened}
     return (
         replace(program, axes=tuple(0 if axis in opened else size for axis, size in enumerate(program.axes))),

@@ -56,7 +56,7 @@ def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
 
 
 def without_conditions(captured: Captured, engine: Engine) -> Captured:
-    """`captured` with both branches of conditions in their place, where what runs is timed: regions hold no condition."""
+    """`captured` with both branches of conditions in their place, where what runs is timed; regions hold none."""
     options, target = engine.settings.options, engine.settings.target
     if not options.observe or options.fusion.tune == "off":
         return captured

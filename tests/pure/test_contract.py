@@ -123,7 +123,7 @@ class Source:
     def keep(self, graph: Graph) -> set[str]:
         return {"y"} & graph.nodes.keys()
 
-    def bodies(self) -> Mapping[str, Any]:
+    def bodies(self, in_loops: bool = False) -> Mapping[str, Any]:
         return {}
 
     def follow(self, other: Any) -> Mapping[str, str]:

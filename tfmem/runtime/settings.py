@@ -33,6 +33,7 @@ class Settings:
         label: what users call the step, "resnet50.fit"; "" for the function's name.
         plan: a plan that steps are to run by; None if tfmem makes one.
         surely_fits: the share of the budget up to which an estimate is trusted.
+        loops_alone: whether regions lie in bodies of loops alone.
     """
 
     options: Options
@@ -45,6 +46,7 @@ class Settings:
     label: str = ""
     plan: Plan | None = None
     surely_fits: float = SURELY_FITS
+    loops_alone: bool = False
 
     @classmethod
     def of(cls, options: Options, target: Target, counts: bool = True, called: bool = False) -> Settings:
@@ -135,6 +137,22 @@ class Settings:
         return runs(Phase.AFTER_GRAPPLER, self.passes)
 
     @property
+    def tries_loops(self) -> bool:
+        """Whether bodies of loops are to be stitched where that is timed to be faster: on a CPU, by default.
+
+        The user named no passes and gave no budget, and this process calls the steps, so that they can be timed.
+        """
+        options = self.options
+        timed = self.called and options.observe and options.fusion.tune != "off" and not options.fusion.architectures
+        by_default = options.passes is None and self.replaces and not self.stitches
+        return by_default and timed and not self.target.is_gpu
+
+    @property
+    def edits_bodies(self) -> bool:
+        """Whether passes may edit functions that a graph calls."""
+        return self.stitches or self.tries_loops
+
+    @property
     def rewrites(self) -> bool:
         """Whether anything is to be done to a step that no budget limits."""
         return self.replaces or self.stitches
@@ -154,6 +172,10 @@ class Settings:
         """The settings of steps that no budget limits."""
         passes = tuple(name for name in self.passes if name != "offload")
         return replace(self, passes=passes, budget=None, must_fit=False, plan=None)
+
+    def of_loops(self) -> Self:
+        """The settings by which bodies of loops are stitched, and nothing else is."""
+        return replace(self, passes=(*self.passes, "fusion"), loops_alone=True)
 
     def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The settings of steps whose inputs have these shapes, by name."""

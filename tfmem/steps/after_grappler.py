@@ -36,7 +36,7 @@ def grappled(captured: Captured, engine: Engine) -> Captured:
     """`captured` after Grappler."""
     settings = engine.settings
     portable = settings.stitches and bool(settings.options.fusion.architectures)
-    return run_grappler(captured, device=settings.target.kind, nested=settings.stitches, portable=portable)
+    return run_grappler(captured, device=settings.target.kind, nested=settings.edits_bodies, portable=portable)
 
 
 def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
@@ -114,11 +114,12 @@ def _known_or_new(optimized: Captured, engine: Engine, needs: Needs) -> tuple[Ca
 def stitch(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
     """Edit `source`, and the functions that it calls, by the passes of `AFTER_GRAPPLER`; what these did.
 
-    Warns of bugs in tfmem.
+    With `Settings.loops_alone` only functions that loops call are edited. Warns of bugs in tfmem.
     """
-    done = _stitched(source, engine, needs)
+    alone = engine.settings.loops_alone
+    done = FusionPlan() if alone else _stitched(source, engine, needs)
     try:
-        called = source.bodies() if engine.settings.stitches else {}
+        called = source.bodies(in_loops=alone) if engine.settings.stitches else {}
     except Exception as error:  # after any error, functions stay unchanged
         called = {}
         done = done.joined(FusionPlan(kept=(fault("every region of a called function", (), error),)))

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from custom_ops.background import go_on
 from graph_passes.decision import Decision, FusionWhy
+from graph_passes.errors import GraphError
 from graph_passes.report import Report
 from tfmem.capture.captured import every_node
 from tfmem.capture.concrete_function import (
@@ -35,6 +36,7 @@ from tfmem.capture.concrete_function import (
 )
 from tfmem.capture.xla_draws import has_floats
 from tfmem.devices import is_deterministic, wait_for_devices
+from tfmem.runtime.engine import Engine
 from tfmem.runtime.notices import SEE
 from tfmem.steps import xla_runner
 from tfmem.steps.after_grappler import LEAVE_OUT, unstitched, with_fusion
@@ -45,6 +47,7 @@ from tfmem.steps.fuser import Fuser, shared
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Move
 from tfmem.steps.states import Comparing, Composing, Failed, Fusing, Placed, Settled, State, Tuning
+from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Copies, NotCopiedError
 from tfmem.steps.variants import Found, Variants
 from tfmem.steps.work import Work
@@ -65,6 +68,8 @@ def fuse(job: Job, state: Placed) -> Move[State]:
     engine, trace = job.engine, job.trace
     if why := declined(engine.settings.stitches, state.unchanged):
         decline(engine, trace, why)
+    if _tries_loops(engine, trace, state):
+        engine = engine.under(engine.settings.of_loops())
     if not engine.settings.stitches:
         if state.report.decision is Decision.FAILED:
             return Move(Event.FAULT, Failed(**shared(state)))
@@ -79,7 +84,8 @@ def fuse(job: Job, state: Placed) -> Move[State]:
         plan = partial(composed, fuser, job.limit, engine.memory.in_use)
         return _planned_by(fuser, state, plan, timed and options.fusion.tune == "fast")
     with_xla = bool(trace.jit_compile) and not trace.replacements.matches
-    xla = may_run(trace, timed, engine.settings.must_fit, options.fusion.xla)
+    wanted = options.fusion.xla and not engine.settings.loops_alone
+    xla = may_run(trace, timed, engine.settings.must_fit, wanted)
     fuser, state = Fuser(engine, trace, with_xla, xla), replace(state, function=trace.base)
     if with_xla and (not timed or asks_for_xla(trace.concrete)):
         return fuser.settled(state, FusionWhy.XLA_ASKED)
@@ -98,6 +104,21 @@ def fuse(job: Job, state: Placed) -> Move[State]:
     except Exception as error:
         return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     return _planned_by(fuser, state, fuser.plan, timed and options.fusion.tune == "fast")
+
+
+def _tries_loops(engine: Engine, trace: Trace, state: Placed) -> bool:
+    """Whether the bodies of a step's loops are stitched by default, where that is timed to be faster.
+
+    Not where XLA runs the step, where replicas meet in it, or where every run has to give the same bits.
+    """
+    if not (engine.settings.tries_loops and state.unchanged) or is_deterministic():
+        return False
+    if state.report.decision is Decision.FAILED or (trace.jit_compile and not trace.replacements.matches):
+        return False
+    try:
+        return trace.loops and not trace.of_replicas
+    except GraphError:  # the step cannot be read, and runs as it is
+        return False
 
 
 def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in_thread: bool) -> Move[State]:

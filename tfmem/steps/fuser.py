@@ -24,7 +24,7 @@ from tfmem.steps.random_streams import StepGraphs
 from tfmem.steps.states import Failed, Placed, Settled, State, Tuning
 from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Run, noticed
-from tfmem.steps.variants import Before, Found, Later, Timed, Variants
+from tfmem.steps.variants import LOOPS_STITCHED, Before, Found, Later, Timed, Variants
 from tfmem.steps.work import Work
 from tfmem.timing.ab_timing import Times
 from tfmem.timing.choices import choices, key_of
@@ -61,7 +61,7 @@ class Fuser:
         """The regions of the step; `report` is of the step without."""
         plain = self.trace.optimized()
         go_on()
-        given = self.trace.to_stitch()
+        given = plain if self.engine.settings.loops_alone else self.trace.to_stitch()
         if self.mirrored:
             given = with_places(given, self.trace.concrete)
         kernels = self.kernels()
@@ -141,7 +141,7 @@ class Fuser:
         """The faster one stays; its kernels may be tuned meanwhile."""
         if variants.before is not None:
             return self._tuned(state, variants, variants.before, times, how, event)
-        timed = Timed(times, how)
+        timed = Timed(times, how, LOOPS_STITCHED if self.engine.settings.loops_alone else "stitched")
         move = self.stitched(state, variants, timed, event) if times.is_faster else self.settled(state, timed, event)
         stays = move.state
         if variants.later is None or times.tuned or not isinstance(stays, Settled):

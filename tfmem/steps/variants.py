@@ -16,6 +16,8 @@ from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Run
 from tfmem.timing.ab_timing import Times
 
+LOOPS_STITCHED = "stitched in the bodies of loops"
+
 
 @dataclass(frozen=True)
 class Later:
@@ -114,11 +116,13 @@ class Timed:
     Attributes:
         times: seconds of both.
         how: how they were found, as text behind them.
+        what: what the faster one might be, as text before them.
     """
 
     times: Times
     how: str
+    what: str = "stitched"
 
     def __str__(self) -> str:
         times = f"{1e3 * self.times.stitched:.3g} ms a step against {1e3 * self.times.given:.3g} ms{self.how}"
-        return f"stitched: {times}" if self.times.is_faster else f"left unchanged: stitched it took {times}"
+        return f"{self.what}: {times}" if self.times.is_faster else f"left unchanged: {self.what} it took {times}"

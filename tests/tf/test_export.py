@@ -127,3 +127,23 @@ def test_fused_regions_have_kernels_for_each_gpu_and_run_on_a_cpu_without(tmp_pa
 def functions_of(loaded: tf.Module) -> list[NodeDef]:
     library = loaded.signatures["run"].graph.as_graph_def().library
     return [node for function in library.function for node in function.node_def]
+
+
+def test_fused_loops_within_loops_are_exported(tmp_path: Path) -> None:
+    """TensorFlow makes a graph of a body to save it, and finds what the body calls by the body alone."""
+    module = tf.Module()
+
+    def inner(y: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, _: i < 2, lambda i, z: (i + 1, tf.tanh(z * 2 + 1) * tf.sigmoid(z)), (0, y))[1]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])
+    def run(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, inner(y)), (0, x))[1]
+
+    module.run = run
+    tf.saved_model.save(module, str(tmp_path / "loops"), signatures={"run": run})
+    fused = tfmem.optimize(tmp_path / "loops", output=tmp_path / "fused", passes=("fusion",))
+    x = tf.random.stateless_normal([3, 8], [1, 2])
+    before, after = (tf.saved_model.load(str(each)) for each in (tmp_path / "loops", fused))
+    assert any(node.op == "TfmemFusion" for node in functions_of(after))
+    np.testing.assert_allclose(after.run(x), before.run(x), rtol=1e-5, atol=1e-6)

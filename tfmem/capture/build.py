@@ -27,7 +27,7 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import EXTERNAL
 from graph_passes.graph.serde import IMPORT_ERRORS
-from tfmem.capture.captured import Captured, every_node, free_name, functions_in, op_name
+from tfmem.capture.captured import Captured, called_by, every_node, free_name, functions_in, op_name
 from tfmem.capture.set_shapes import Shapes, refined, with_shapes
 
 _EXAMPLE = 240  # a size that many others divide, and larger than most windows
@@ -224,7 +224,7 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
         return graph_def, []
     result = GraphDef()
     result.CopyFrom(graph_def)
-    functions, owners, renamed = [], [], {}
+    functions, owners, renamed = [], {}, {}
     for function in result.library.function:
         name = function.signature.name
         code = image_functions.code_in(function)
@@ -232,8 +232,8 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
             functions.append(function)
             renamed[name] = f"{name}_tfmem_{ops.uid()}"
         else:
-            owners.append(image_functions.registered(code))
             renamed[name] = image_functions.name_of(code)
+            owners[renamed[name]] = image_functions.registered(code)
     for node in every_node(result):
         node.op = renamed.get(node.op, node.op)
         for value in node.attr.values():
@@ -245,9 +245,13 @@ def own_library(graph_def: GraphDef) -> tuple[GraphDef, list[atomic_function.Ato
         for link in ("forward_function_name", "backward_function_name"):
             function.attr.pop(link, None)
         eager.add_function_def(function)
-        owners.append(atomic_function.AtomicFunction(function.signature.name, eager, _flat_type(function)))
+        name = function.signature.name
+        owners[name] = atomic_function.AtomicFunction(name, eager, _flat_type(function))
+    for function in functions:  # TensorFlow makes a graph of a function, to save it, from what owns it alone
+        called = [*called_by(function.node_def), *dict.fromkeys(node.op for node in function.node_def)]
+        owners[function.signature.name].children.extend(owners[name] for name in called if name in owners)
     result.ClearField("library")
-    return result, owners
+    return result, list(owners.values())
 
 
 def _flat_type(function) -> function_types.FunctionType:  # type: ignore[no-untyped-def]

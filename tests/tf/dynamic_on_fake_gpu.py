@@ -293,13 +293,11 @@ def test_what_the_op_is_given_is_checked(gpu: FakeGpu) -> None:
     program = program_of(gpu, handle)
     batch = handle.batch([nodes(handle, random_trees(1)[0])])
 
-    def call(given: DynamicProgram | None, to: dynamic.Handle) -> object:
+    def call(given: DynamicProgram, to: dynamic.Handle) -> object:
         return forward_backward(load().ops, to.spec, to.parameters, batch, 0, None, given)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="of other kinds of nodes"):
         call(program, of_other)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="has 0 programs for a GPU"):
-        call(None, handle)
     for key, value in {"table": "3", "segment0": "0 0 0 0 9 1", "spilled0": "0", "words": "x"}.items():
         broken = replace(program, more=tuple({**dict(program.more), key: value}.items()))
         with pytest.raises(tf.errors.InvalidArgumentError, match="attr programs"):

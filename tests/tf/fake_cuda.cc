@@ -279,11 +279,13 @@ int cuMemAlloc_v2(unsigned long long*, size_t) { return 2; }
 int cuMemFree_v2(unsigned long long) { return 0; }
 int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 0, 0; }
 int cuMemcpyDtoHAsync_v2(void* host, unsigned long long device, size_t bytes, void* stream) {
+  MAY_FAIL(cuMemcpyDtoHAsync_v2);
   NeedsContext();
   FakeLaunch(stream, [=] { std::memcpy(host, reinterpret_cast<void*>(device), bytes); });
   return 0;
 }
 int cuMemcpyHtoDAsync_v2(unsigned long long device, const void* host, size_t bytes, void* stream) {
+  MAY_FAIL(cuMemcpyHtoDAsync_v2);
   NeedsContext();
   FakeLaunch(stream, [=] { std::memcpy(reinterpret_cast<void*>(device), host, bytes); });
   return 0;

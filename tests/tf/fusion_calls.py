@@ -1,13 +1,19 @@
-"""Calls of a region as TensorFlow would have them: their attributes as a NodeDef."""
+"""Regions that tests write: calls with the attributes that TensorFlow would have, and functions that run a region."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 
-from custom_ops.fusion.region import Call
+from custom_ops.fusion.region import Call, Region, TensorType
+
+if TYPE_CHECKING:
+    from tests.tf.fake_gpu import FakeGpu
+
+DOUBLED = "program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\nadd 0 0\noutput 1 0 1\n"
 
 
 def call(
@@ -39,3 +45,18 @@ def call(
 def product(inputs: tuple[int, int], output: int, transposed: bool) -> Call:
     """MatMul of float32."""
     return call("MatMul", inputs, (output,), T=tf.float32, transpose_a=transposed, transpose_b=False)
+
+
+def floats(*shape: int | None) -> TensorType:
+    return TensorType("float32", shape)
+
+
+def stitched(gpu: FakeGpu, region: Region, handles: Sequence[Any] = (), made: Any = None) -> Callable[..., Any]:
+    """A function of the op alone."""
+    programs = gpu.programs(region) if made is None else made
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def step(*args: Any) -> Any:
+        return gpu.fusion(region, args, handles, programs)
+
+    return step

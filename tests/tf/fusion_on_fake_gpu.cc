@@ -1,53 +1,12 @@
-// TfmemFusion as it runs on a GPU, for nodes on the CPU that ask for it by `_kernel`: device memory
-// is the host's, and the device is the fake driver's. Its stream runs before anybody can look.
-#include <memory>
-#include <mutex>
-
-#include "custom_ops/ops/fusion/fusion.h"
+// TfmemFusion as it runs on a GPU.
 #include "custom_ops/ops/fusion/gpu_run.h"
-#include "custom_ops/ops/status_macros.h"
-#include "tensorflow/core/framework/op_kernel.h"
+#include "fake_gpu_op.h"
 
 namespace tfmem {
 namespace {
 
-using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-
-class FusionOp : public OpKernel {
- public:
-  explicit FusionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    absl::StatusOr<std::unique_ptr<CompiledRegion>> compiled = ReadFusionRegion(ctx);
-    OP_REQUIRES_OK(ctx, compiled.status());
-    absl::StatusOr<std::unique_ptr<GpuRegionRunner>> runner =
-        GpuRegionRunner::Create(ctx, *std::move(compiled));
-    OP_REQUIRES_OK(ctx, runner.status());
-    runner_ = *std::move(runner);
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    absl::StatusOr<const cuda::Driver*> driver = cuda::LoadDriver();
-    OP_REQUIRES_OK(ctx, driver.status());
-    cuda::Context context = nullptr;
-    static std::mutex* mutex = new std::mutex;
-    static cuda::Stream stream = nullptr;
-    {
-      std::lock_guard<std::mutex> lock(*mutex);
-      OP_REQUIRES_OK(ctx, cuda::Check((*driver)->cuDevicePrimaryCtxRetain(&context, 0), "retain"));
-      if (stream == nullptr) (*driver)->cuStreamCreate(&stream, 0);
-    }
-    const absl::Status status = runner_->Run(ctx, stream);
-    OP_REQUIRES_OK(ctx, cuda::Check((*driver)->cuStreamSynchronize(stream), "synchronize"));
-    OP_REQUIRES_OK(ctx, status);
-  }
-
- private:
-  std::unique_ptr<GpuRegionRunner> runner_;
-};
-
-REGISTER_KERNEL_BUILDER(Name("TfmemFusion").Device(DEVICE_CPU).Priority(1), FusionOp);
+REGISTER_KERNEL_BUILDER(Name("TfmemFusion").Device(tensorflow::DEVICE_CPU).Priority(1),
+                        FakeGpuOp<GpuRegionRunner>);
 
 }  // namespace
 }  // namespace tfmem

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,16 @@ from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import FusionProgram, Shapes
-from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, TensorType, View
+from custom_ops.fusion.region import Assign, Kernel, Read, Region, Shape, TensorType, View
 from tests.fusion_kernels import varied
 from tests.fusion_regions import SOFTMAX, softmax_step
 from tests.tf.fake_gpu import OUT_OF_MEMORY, FakeGpu
-from tests.tf.fusion_calls import call, product
+from tests.tf.fusion_calls import DOUBLED, call, floats, product, stitched
 from tests.tf.test_fusion_op import data, plain_step, variables
 
 pytest_plugins = ("tests.tf.fake_gpu",)
 
 FEATURES = 12
-DOUBLED = "program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\nadd 0 0\noutput 1 0 1\n"
 # What a step of softmax regression calls, in some run of it; those of the first run come first.
 ONCE = (
     "cuModuleLoadData",
@@ -50,17 +48,6 @@ ONCE = (
 )
 
 
-def stitched(gpu: FakeGpu, region: Region, handles: Sequence[Any] = (), made: Any = None) -> Callable[..., Any]:
-    """A function of the op alone."""
-    programs = gpu.programs(region) if made is None else made
-
-    @tf.function(reduce_retracing=True, autograph=False)
-    def step(*args: Any) -> Any:
-        return gpu.fusion(region, args, handles, programs)
-
-    return step
-
-
 def softmax(gpu: FakeGpu, w: Any, b: Any, rows: int | None = None, features: int = 784) -> Callable[..., Any]:
     """A step of softmax regression."""
     return stitched(gpu, softmax_step(product, rows, features), [w.handle, b.handle])
@@ -68,10 +55,6 @@ def softmax(gpu: FakeGpu, w: Any, b: Any, rows: int | None = None, features: int
 
 def small() -> tuple[Any, Any]:
     return variables(FEATURES)
-
-
-def floats(*shape: int | None) -> TensorType:
-    return TensorType("float32", shape)
 
 
 @pytest.mark.parametrize("rows", [20, None])
@@ -310,60 +293,6 @@ def test_views_and_what_is_handed_on(gpu: FakeGpu) -> None:
     expected = x, x.reshape(2, 3), 2 * x.reshape(2, 3), 2 * x.reshape(3, 2), v.numpy()
     for result, exact in zip(found, expected, strict=True):
         np.testing.assert_array_equal(result, exact)
-
-
-def test_the_first_programs_that_load_run(gpu: FakeGpu) -> None:
-    """An exported region has programs for several GPUs, in this order; the fake one has compute capability 9.0."""
-    region = Region(1, (), (floats(None, 3),) * 2, (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
-    (made,) = gpu.programs(region)
-    x = np.ones((2, 3), np.float32)
-
-    def program(kind: str, arch: int) -> FusionProgram:
-        return replace(made, image=replace(made.image, kind=kind, arch=arch))
-
-    older, own, newer, portable = (
-        program(*each) for each in (("cubin", 80), ("cubin", 90), ("cubin", 100), ("ptx", 80))
-    )
-    for programs in ((older, own, portable), (older, newer, portable)):
-        np.testing.assert_array_equal(stitched(gpu, region, made=programs)(x)[0], 2 * x)
-    with pytest.raises(tf.errors.InvalidArgumentError) as error:
-        stitched(gpu, region, made=(older, newer, program("ptx", 100)))(x)
-    for words in ("capability 8.0, this GPU", "capability 10.0, this GPU", "capability 10.0 and later, this GPU"):
-        assert words in str(error.value)
-    assert "place the op on the CPU" in str(error.value)
-
-
-def test_programs_that_do_not_fit(gpu: FakeGpu) -> None:
-    region = Region(1, (), (floats(None, 3),) * 2, (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
-    (made,) = gpu.programs(region)
-    x = np.ones((2, 3), np.float32)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"has 0 programs for a GPU, expected 1: run tfmem"):
-        stitched(gpu, region, made=())(x)
-    for key, text in (
-        ("words", "tensor:1"),
-        ("words", "buffer:0"),
-        ("words", "barrier"),
-        ("words", "extent:0:0:9"),
-        ("pieces", ""),
-        ("pieces", "0/0/1/2*ctas:0"),
-        ("pieces", "0/-1/1"),
-        ("buffers", "4*ctas:7"),
-        ("in_place", "0:1"),
-        ("spans", "1*x"),
-        ("wide", "2"),
-    ):
-        wrong = tuple((name, text if name == key else value) for name, value in made.description)
-        with pytest.raises(tf.errors.InvalidArgumentError, match=f"attr programs: .*{key}"):
-            stitched(gpu, region, made=[replace(made, description=wrong)])(x)
-    old = replace(made, image=replace(made.image, arch=80))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"compute capability 8\.0, this GPU has 9\.0.*run tfmem"):
-        stitched(gpu, region, made=[old])(x)
-
-
-def test_calls_that_no_gpu_makes(gpu: FakeGpu) -> None:
-    step = Call("Tanh", call("Tanh", (0,), (1,), T=tf.float32).attrs, (0,), (1,))
-    with pytest.raises(tf.errors.UnimplementedError, match="a region on a GPU calls products alone"):
-        stitched(gpu, Region(1, (), (floats(3),) * 2, (step,), (1,)))(np.ones(3, np.float32))
 
 
 @pytest.mark.parametrize("scattered", [False, True])

@@ -8,7 +8,9 @@ import pytest
 
 from tests.tf import fake_gpu
 
-ON_FAKE_GPU = ("budgets", "library_products", "ops", "orders", "product_steps", "products", "sparse", "steps", "tuning")
+ON_FAKE_GPU = (
+    "budgets", "library_products", "ops", "orders", "product_steps", "programs", "products", "sparse", "steps", "tuning"
+)  # fmt: skip
 
 
 def test_launches_in_flight_have_addresses_of_their_own(on_fake_driver: Callable[[str], None]) -> None:

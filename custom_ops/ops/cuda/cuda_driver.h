@@ -28,6 +28,11 @@ using GraphExec = struct GraphExecRecord*;
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kErrorInvalidValue = 1;
 inline constexpr Result kErrorOutOfMemory = 2;
+// Of code that is for another GPU, or for a later driver.
+inline constexpr Result kErrorNoBinaryForGpu = 209;
+inline constexpr Result kErrorJitCompilerNotFound = 221;
+inline constexpr Result kErrorUnsupportedPtxVersion = 222;
+inline constexpr Result kErrorJitCompilationDisabled = 223;
 inline constexpr Result kErrorNotReady = 600;
 
 inline constexpr unsigned kStreamNonBlocking = 1;

@@ -25,7 +25,28 @@ absl::StatusOr<int64_t> DeviceAttribute(GpuLink* link, int attribute) {
   return value;
 }
 
+std::string Dotted(int64_t arch) { return absl::StrCat(arch / 10, ".", arch % 10); }
+
+// Whether a module could not be loaded because the driver runs no such code.
+bool IsForOthers(cuda::Result result) {
+  return result == cuda::kErrorNoBinaryForGpu || result == cuda::kErrorJitCompilerNotFound ||
+         result == cuda::kErrorUnsupportedPtxVersion ||
+         result == cuda::kErrorJitCompilationDisabled;
+}
+
 }  // namespace
+
+absl::StatusOr<int64_t> ComputeCapability(GpuLink* link) {
+  TFMEM_ASSIGN_OR_RETURN(int64_t major, DeviceAttribute(link, cuda::kDeviceComputeMajor));
+  TFMEM_ASSIGN_OR_RETURN(int64_t minor, DeviceAttribute(link, cuda::kDeviceComputeMinor));
+  return major * 10 + minor;
+}
+
+absl::Status NoProgram(GpuLink* link) {
+  TFMEM_ASSIGN_OR_RETURN(const int64_t arch, ComputeCapability(link));
+  return absl::FailedPreconditionError(
+      absl::StrCat("it has none for any GPU, this GPU has compute capability ", Dotted(arch)));
+}
 
 absl::StatusOr<std::shared_ptr<GpuModule>> GpuModule::Load(GpuLink* link,
                                                            const KernelImage& image) {
@@ -34,7 +55,10 @@ absl::StatusOr<std::shared_ptr<GpuModule>> GpuModule::Load(GpuLink* link,
   const std::pair<cuda::Context, std::string> key{link->context(), image.digest};
   if (auto known = all.loaded.find(key); known != all.loaded.end()) return known->second;
   std::shared_ptr<GpuModule> made(new GpuModule(link));
-  TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuModuleLoadData, &made->module_, image.code->c_str());
+  const cuda::Result result = link->driver().cuModuleLoadData(&made->module_, image.code->c_str());
+  const absl::Status status = cuda::Check(result, "cuModuleLoadData");
+  if (IsForOthers(result)) return absl::FailedPreconditionError(status.message());
+  if (!status.ok()) return status;
   all.loaded[key] = made;
   return made;
 }
@@ -58,14 +82,12 @@ absl::StatusOr<std::unique_ptr<GpuKernel>> GpuKernel::Load(GpuLink* link,
 }
 
 absl::Status GpuKernel::CheckDevice() const {
-  TFMEM_ASSIGN_OR_RETURN(int64_t major, DeviceAttribute(link_, cuda::kDeviceComputeMajor));
-  TFMEM_ASSIGN_OR_RETURN(int64_t minor, DeviceAttribute(link_, cuda::kDeviceComputeMinor));
+  TFMEM_ASSIGN_OR_RETURN(const int64_t arch, ComputeCapability(link_));
   TFMEM_ASSIGN_OR_RETURN(int64_t shared, DeviceAttribute(link_, cuda::kDeviceSharedMemoryOptIn));
-  const int64_t arch = major * 10 + minor;
   if (image_.cubin ? arch != image_.arch : arch < image_.arch) {
     return absl::FailedPreconditionError(
-        absl::StrCat("it is for compute capability ", image_.arch / 10, ".", image_.arch % 10,
-                     image_.cubin ? "" : " and later", ", this GPU has ", major, ".", minor));
+        absl::StrCat("it is for compute capability ", Dotted(image_.arch),
+                     image_.cubin ? "" : " and later", ", this GPU has ", Dotted(arch)));
   }
   if (image_.shared > shared) {
     return absl::FailedPreconditionError(absl::StrCat(

@@ -15,6 +15,11 @@
 
 namespace tfmem {
 
+// Of the link's device: 90 for 9.0.
+absl::StatusOr<int64_t> ComputeCapability(GpuLink* link);
+// FailedPrecondition, in the words of `GpuKernel::Load`, where there is no program that could fit.
+absl::Status NoProgram(GpuLink* link);
+
 // Code in a context. Shared by all kernels with that digest; unloaded by TrimGpuKernels once none
 // holds it, because the driver may still run it when the last op goes.
 class GpuModule {
@@ -41,8 +46,8 @@ struct Grid {
 // An image that can be launched.
 class GpuKernel {
  public:
-  // FailedPrecondition if the device cannot run it: another architecture, too little shared memory,
-  // or not one cluster fits.
+  // FailedPrecondition if the device or its driver cannot run it: another architecture, too little
+  // shared memory, PTX of a later version, or not one cluster fits.
   static absl::StatusOr<std::unique_ptr<GpuKernel>> Load(GpuLink* link, const KernelImage& image);
 
   GpuLink* link() const { return link_; }

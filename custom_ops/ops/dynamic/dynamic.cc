@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
@@ -262,12 +263,18 @@ class DynamicOp : public OpKernel {
   bool keeps_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfmemDynamic").Device(tensorflow::DEVICE_CPU).TypeConstraint<float>("T"),
-    DynamicOp<float>);
-REGISTER_KERNEL_BUILDER(
-    Name("TfmemDynamic").Device(tensorflow::DEVICE_CPU).TypeConstraint<double>("T"),
-    DynamicOp<double>);
+#define TFMEM_REGISTER(type)                                                         \
+  REGISTER_KERNEL_BUILDER(                                                           \
+      Name("TfmemDynamic").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
+      DynamicOp<type>);                                                              \
+  REGISTER_KERNEL_BUILDER(Name("TfmemDynamic")                                       \
+                              .Device(tensorflow::DEVICE_CPU)                        \
+                              .Label(kHostKernelLabel)                               \
+                              .TypeConstraint<type>("T"),                            \
+                          DynamicOp<type>);
+TFMEM_REGISTER(float)
+TFMEM_REGISTER(double)
+#undef TFMEM_REGISTER
 
 }  // namespace
 }  // namespace tfmem

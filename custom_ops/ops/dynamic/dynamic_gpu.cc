@@ -1,34 +1,11 @@
 // The ops on a GPU: what describes a batch stays in host memory.
-#include <memory>
-
-#include "custom_ops/ops/cuda/device_stream.h"
+#include "custom_ops/ops/cuda/gpu_op_kernel.h"
 #include "custom_ops/ops/dynamic/gpu_run.h"
-#include "custom_ops/ops/status_macros.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
 namespace {
 
 using ::tensorflow::DEVICE_GPU;
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-
-template <class Runner>
-class GpuDynamicOp : public OpKernel {
- public:
-  explicit GpuDynamicOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_VALUE(runner_, ctx, Runner::Create(ctx));
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_VALUE(cuda::Stream stream, ctx, ComputeStream(ctx));
-    OP_REQUIRES_OK(ctx, runner_->Run(ctx, stream));
-  }
-
- private:
-  std::unique_ptr<Runner> runner_;
-};
 
 #define TFMEM_BATCH_IN_HOST_MEMORY   \
   HostMemory("kinds")                \
@@ -41,7 +18,7 @@ class GpuDynamicOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(
     Name("TfmemDynamic").Device(DEVICE_GPU).TypeConstraint<float>("T").TFMEM_BATCH_IN_HOST_MEMORY,
-    GpuDynamicOp<GpuDynamic>);
+    GpuOpKernel<GpuDynamic>);
 REGISTER_KERNEL_BUILDER(Name("TfmemDynamicStep")
                             .Device(DEVICE_GPU)
                             .TypeConstraint<float>("T")
@@ -49,7 +26,7 @@ REGISTER_KERNEL_BUILDER(Name("TfmemDynamicStep")
                             .TFMEM_BATCH_IN_HOST_MEMORY.HostMemory("rates")
                             .HostMemory("number")
                             .HostMemory("done"),
-                        GpuDynamicOp<GpuDynamicStep>);
+                        GpuOpKernel<GpuDynamicStep>);
 
 #undef TFMEM_BATCH_IN_HOST_MEMORY
 

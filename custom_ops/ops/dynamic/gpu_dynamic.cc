@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/dynamic/gpu_run.h"
+#include "custom_ops/ops/fusion/host_variables.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 
@@ -88,6 +89,13 @@ absl::StatusOr<std::unique_ptr<GpuDynamic>> GpuDynamic::Create(OpKernelConstruct
 }
 
 absl::Status GpuDynamic::Run(OpKernelContext* ctx, cuda::Stream stream) {
+  TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(stream));
+  const absl::Status fits = net_->Fits(link);
+  if (absl::IsFailedPrecondition(fits)) {
+    HostCopies copies(ctx, link, stream);
+    return host_.Run(ctx, &copies, fits);
+  }
+  TFMEM_RETURN_IF_ERROR(fits);
   TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
   TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
   const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
@@ -203,6 +211,12 @@ absl::StatusOr<std::unique_ptr<GpuDynamicStep>> GpuDynamicStep::Create(OpKernelC
 }
 
 absl::Status GpuDynamicStep::Run(OpKernelContext* ctx, cuda::Stream stream) {
+  TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(stream));
+  const absl::Status fits = net_->Fits(link);
+  if (absl::IsFailedPrecondition(fits)) {
+    return RunOnHost(&host_, ctx, link, stream, {0, uses_}, fits);
+  }
+  TFMEM_RETURN_IF_ERROR(fits);
   TFMEM_ASSIGN_OR_RETURN(const DynamicBatch batch, ReadBatch(ctx, spec_));
   TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
   const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);

@@ -38,14 +38,15 @@ absl::StatusOr<std::unique_ptr<GpuNet>> GpuNet::Create(OpKernelConstruction* ctx
   TFMEM_ASSIGN_OR_RETURN(const std::vector<ProgramText> texts, ReadPrograms(ctx));
   std::string text;
   TFMEM_RETURN_IF_ERROR(ctx->GetAttr("spec", &text));
-  if (texts.size() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", ctx->def().name(), "' (", ctx->def().op(), ") has ", texts.size(),
-        " programs for a GPU, expected one: call tfmem.dynamic.specialize on the machine with this "
-        "GPU, or place the op on the CPU"));
+  if (texts.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", ctx->def().name(), "' (", ctx->def().op(), ") has ", texts.size(),
+                     " programs for a GPU, expected one or none: ", kSpecializeForThisGpu));
   }
   std::unique_ptr<GpuNet> net(new GpuNet(spec));
   net->name_ = ctx->def().name();
+  net->has_program_ = !texts.empty();
+  if (!net->has_program_) return net;
   TFMEM_ASSIGN_OR_RETURN(net->program_, ReadGpuProgram(texts[0].header, texts[0].code, spec, text));
   return net;
 }
@@ -59,6 +60,12 @@ absl::StatusOr<GpuSent> GpuNet::Script(const DynamicBatch& batch, const DynamicL
   return sent;
 }
 
+absl::Status GpuNet::Fits(GpuLink* link) {
+  if (!has_program_) return NoProgram(link);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Load(link).status();
+}
+
 absl::StatusOr<GpuNet::OnGpu*> GpuNet::Load(GpuLink* link) {
   for (const auto& known : gpus_) {
     if (known->kernel->link() == link) return known.get();
@@ -66,10 +73,9 @@ absl::StatusOr<GpuNet::OnGpu*> GpuNet::Load(GpuLink* link) {
   auto made = std::make_unique<OnGpu>(link);
   TFMEM_ASSIGN_OR_RETURN(made->kernel, GpuKernel::Load(link, program_.image));
   if (made->kernel->resident() < program_.processors) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "'", name_, "' was specialised for ", program_.processors, " processors; this GPU runs ",
-        made->kernel->resident(),
-        " of them at once: call tfmem.dynamic.specialize on the machine with this GPU"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("it was specialised for ", program_.processors, " processors; this GPU runs ",
+                     made->kernel->resident(), " of them at once"));
   }
   TFMEM_ASSIGN_OR_RETURN(made->failure,
                          PinnedBlock::Acquire(link, kStatusWords * 4, 0, "kernel status"));

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/cuda/gpu_kernel.h"
+#include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/dynamic/gpu_script.h"
 #include "custom_ops/ops/dynamic/gpu_sender.h"
@@ -40,13 +41,19 @@ struct GpuArguments {
 // From device memory to device memory.
 absl::Status CopyOnDevice(cuda::Stream stream, void* to, const void* from, int64_t bytes);
 
+// What to do so that a GPU has a program.
+inline constexpr char kSpecializeForThisGpu[] =
+    "call tfmem.dynamic.specialize on the machine with this GPU";
+
 // The kernel of a node, and what is on its way to it.
 class GpuNet {
  public:
-  // FailedPrecondition or InvalidArgument if the node has no program for its kinds of nodes.
+  // InvalidArgument if the node's program is not for its kinds of nodes. It may have none.
   static absl::StatusOr<std::unique_ptr<GpuNet>> Create(tensorflow::OpKernelConstruction* ctx,
                                                         const DynamicSpec& spec);
 
+  // FailedPrecondition if there is no program, or the link's device cannot run it.
+  absl::Status Fits(GpuLink* link);
   absl::StatusOr<GpuSent> Script(const DynamicBatch& batch, const DynamicLayout& layout,
                                  const std::vector<LookedUp>& looked_up, const GpuCall& call) const;
 
@@ -74,6 +81,7 @@ class GpuNet {
 
   const DynamicSpec& spec_;
   std::string name_;
+  bool has_program_ = false;
   GpuProgram program_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<OnGpu>> gpus_;
@@ -95,6 +103,7 @@ class GpuDynamic {
 
   DynamicSpec spec_;
   std::unique_ptr<GpuNet> net_;
+  HostKernel host_{kSpecializeForThisGpu};
   std::vector<int64_t> widths_;
   int state_type_ = -1;
   bool forward_ = true;
@@ -112,6 +121,7 @@ class GpuDynamicStep {
  private:
   DynamicSpec spec_;
   std::unique_ptr<GpuNet> net_;
+  HostKernel host_{kSpecializeForThisGpu};
   std::vector<int64_t> widths_;
   GpuRule rule_ = kSgd;
   std::vector<VariableUse> uses_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/fusion/variables.h"
 #include "custom_ops/ops/sizes.h"
@@ -215,12 +216,18 @@ class DynamicStepOp : public OpKernel {
   std::vector<VariableUse> uses_;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfmemDynamicStep").Device(tensorflow::DEVICE_CPU).TypeConstraint<float>("T"),
-    DynamicStepOp<float>);
-REGISTER_KERNEL_BUILDER(
-    Name("TfmemDynamicStep").Device(tensorflow::DEVICE_CPU).TypeConstraint<double>("T"),
-    DynamicStepOp<double>);
+#define TFMEM_REGISTER(type)                                                             \
+  REGISTER_KERNEL_BUILDER(                                                               \
+      Name("TfmemDynamicStep").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
+      DynamicStepOp<type>);                                                              \
+  REGISTER_KERNEL_BUILDER(Name("TfmemDynamicStep")                                       \
+                              .Device(tensorflow::DEVICE_CPU)                            \
+                              .Label(kHostKernelLabel)                                   \
+                              .TypeConstraint<type>("T"),                                \
+                          DynamicStepOp<type>);
+TFMEM_REGISTER(float)
+TFMEM_REGISTER(double)
+#undef TFMEM_REGISTER
 
 }  // namespace
 }  // namespace tfmem

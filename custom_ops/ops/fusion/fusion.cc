@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/fusion/region.h"
 #include "custom_ops/ops/fusion/region_run.h"
 #include "custom_ops/ops/fusion/region_shapes.h"
@@ -114,7 +115,9 @@ dry_run: whether the region's variables stay as they are.
 class FusionOp : public OpKernel {
  public:
   explicit FusionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_VALUE(std::unique_ptr<CompiledRegion> compiled, ctx, ReadFusionRegion(ctx));
+    OP_REQUIRES_VALUE(Region region, ctx, ReadFusionRegion(ctx));
+    OP_REQUIRES_VALUE(std::unique_ptr<CompiledRegion> compiled, ctx,
+                      CompiledRegion::Create(ctx, std::move(region)));
     bool keep_memory = true, dry_run = false;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("keep_memory", &keep_memory));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dry_run", &dry_run));
@@ -128,15 +131,16 @@ class FusionOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfmemFusion").Device(DEVICE_CPU), FusionOp);
+REGISTER_KERNEL_BUILDER(Name("TfmemFusion").Device(DEVICE_CPU).Label(kHostKernelLabel), FusionOp);
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CompiledRegion>> ReadFusionRegion(OpKernelConstruction* ctx) {
+absl::StatusOr<Region> ReadFusionRegion(OpKernelConstruction* ctx) {
   std::string text;
   TFMEM_RETURN_IF_ERROR(ctx->GetAttr("region", &text));
   TFMEM_ASSIGN_OR_RETURN(Region region, ParseRegion(text));
   TFMEM_RETURN_IF_ERROR(CheckSignature(ctx, region));
-  return CompiledRegion::Create(ctx, std::move(region));
+  return region;
 }
 
 }  // namespace tfmem

@@ -2,17 +2,14 @@
 #ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_FUSION_H_
 #define TFMEM_CUSTOM_OPS_OPS_FUSION_FUSION_H_
 
-#include <memory>
-
 #include "absl/status/statusor.h"
-#include "custom_ops/ops/fusion/region_shapes.h"
+#include "custom_ops/ops/fusion/region.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
 
 // The attribute `region`, checked against the op's inputs and outputs.
-absl::StatusOr<std::unique_ptr<CompiledRegion>> ReadFusionRegion(
-    tensorflow::OpKernelConstruction* ctx);
+absl::StatusOr<Region> ReadFusionRegion(tensorflow::OpKernelConstruction* ctx);
 
 }  // namespace tfmem
 

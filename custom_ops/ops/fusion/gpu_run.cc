@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "custom_ops/ops/cuda/image_functions.h"
+#include "custom_ops/ops/fusion/fusion.h"
+#include "custom_ops/ops/fusion/host_variables.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/platform/tensor_float_32_utils.h"
@@ -177,13 +178,27 @@ class GpuExecution final : public RegionExecution {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GpuRegionRunner>> GpuRegionRunner::Create(
-    tensorflow::OpKernelConstruction* ctx, std::unique_ptr<const CompiledRegion> compiled) {
-  const std::string& name = ctx->def().name();
-  std::unique_ptr<GpuRegionRunner> runner(new GpuRegionRunner(std::move(compiled), name));
-  const Region& region = runner->compiled_->region;
+    tensorflow::OpKernelConstruction* ctx) {
+  TFMEM_ASSIGN_OR_RETURN(Region region, ReadFusionRegion(ctx));
+  std::unique_ptr<GpuRegionRunner> runner(new GpuRegionRunner(ctx->def().name()));
   TFMEM_RETURN_IF_ERROR(ctx->GetAttr("time_products", &runner->time_products_));
   TFMEM_RETURN_IF_ERROR(ctx->GetAttr("dry_run", &runner->dry_run_));
   TFMEM_ASSIGN_OR_RETURN(const std::vector<ProgramText> texts, ReadPrograms(ctx));
+  runner->inputs_ = region.inputs;
+  runner->uses_ = UsesOf(region);
+  for (VariableUse& use : runner->uses_) use.assigned |= use.called;
+  const auto is_kernel = [](const RegionStep& step) { return step.kind == Kind::kKernel; };
+  // Without code for any GPU it was planned for the CPU, and what it calls may have no GPU kernel.
+  const bool for_gpus =
+      !texts.empty() || std::none_of(region.steps.begin(), region.steps.end(), is_kernel);
+  if (for_gpus) TFMEM_RETURN_IF_ERROR(runner->ReadKernels(ctx, std::move(region), texts));
+  return runner;
+}
+
+absl::Status GpuRegionRunner::ReadKernels(tensorflow::OpKernelConstruction* ctx, Region given,
+                                          const std::vector<ProgramText>& texts) {
+  TFMEM_ASSIGN_OR_RETURN(compiled_, CompiledRegion::Create(ctx, std::move(given)));
+  const Region& region = compiled_->region;
   std::vector<const Expression*> programs;  // of the steps that are kernels
   for (const RegionStep& step : region.steps) {
     if (step.kind == Kind::kCall && !step.variables.empty()) {
@@ -194,30 +209,27 @@ absl::StatusOr<std::unique_ptr<GpuRegionRunner>> GpuRegionRunner::Create(
   }
   const size_t count = programs.size();
   for (size_t i = 0; i < texts.size() && count > 0; ++i) {
-    if (i % count == 0) runner->kernels_.emplace_back();
+    if (i % count == 0) kernels_.emplace_back();
     TFMEM_ASSIGN_OR_RETURN(FusionKernel kernel, FusionKernel::Read(texts[i].header, texts[i].code,
                                                                    *programs[i % count]));
-    runner->kernels_.back().push_back(std::move(kernel));
+    kernels_.back().push_back(std::move(kernel));
   }
-  if (count == 0) runner->kernels_.emplace_back();
-  const bool whole = count == 0 ? texts.empty() : !texts.empty() && texts.size() % count == 0;
-  if (whole) return runner;
+  if (count == 0) kernels_.emplace_back();
+  const bool whole = count == 0 ? texts.empty() : texts.size() % count == 0;
+  if (whole) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "'", name, "' (TfmemFusion) has ", texts.size(), " programs for a GPU, expected ", count,
+      "'", name_, "' (TfmemFusion) has ", texts.size(), " programs for a GPU, expected ", count,
       ": run tfmem.optimize on the machine with this GPU, or place the op on ", "the CPU"));
 }
 
 absl::Status GpuRegionRunner::Run(OpKernelContext* ctx, cuda::Stream stream) {
   TFMEM_ASSIGN_OR_RETURN(GpuLink * link, GpuLink::For(stream));
-  TFMEM_RETURN_IF_ERROR(Load(link));
-  const CopyBytes copy = [&](void* to, const void* from, int64_t bytes) -> absl::Status {
-    const cuda::ScopedContext current(link->driver(), link->context());
-    if (!current.status().ok()) return current.status();
-    TFMEM_CUDA_RETURN_IF_ERROR(link->driver(), cuMemcpyDtoDAsync_v2,
-                               reinterpret_cast<cuda::DevicePointer>(to),
-                               reinterpret_cast<cuda::DevicePointer>(from), bytes, stream);
-    return absl::OkStatus();
-  };
+  const absl::Status loaded = compiled_ == nullptr ? NoProgram(link) : Load(link);
+  if (absl::IsFailedPrecondition(loaded)) {
+    return RunOnHost(&host_, ctx, link, stream, {inputs_, uses_, dry_run_}, loaded);
+  }
+  TFMEM_RETURN_IF_ERROR(loaded);
+  const CopyBytes copy = CopyOn(link, stream);
   RegionVariables variables(ctx, compiled_->region.inputs, compiled_->uses, copy, dry_run_);
   TFMEM_RETURN_IF_ERROR(variables.Open());
   TFMEM_ASSIGN_OR_RETURN(const std::shared_ptr<GpuPlan> plan,
@@ -225,7 +237,7 @@ absl::Status GpuRegionRunner::Run(OpKernelContext* ctx, cuda::Stream stream) {
   return GpuExecution(*compiled_, ctx, copy, &variables, plan.get()).Run(stream);
 }
 
-// Once: an op stays on its device.
+// Once: an op stays on its device. FailedPrecondition says what each set of kernels is for.
 absl::Status GpuRegionRunner::Load(GpuLink* link) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!loaded_.empty()) return absl::OkStatus();
@@ -239,10 +251,7 @@ absl::Status GpuRegionRunner::Load(GpuLink* link) {
     if (!absl::IsFailedPrecondition(loaded.status())) return loaded.status();
     absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", loaded.status().message());
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "'", name_, "' (TfmemFusion) has a program that does not run on this GPU (", reasons,
-      "): run tfmem.optimize on the machine with this GPU, or name its compute capability in ",
-      "architectures, or place the op on the CPU"));
+  return absl::FailedPreconditionError(reasons);
 }
 
 // What is for another GPU fails its precondition.

@@ -261,22 +261,29 @@ DataType DataTypeOf(ValueDType dtype) {
   return kTypes[static_cast<int>(dtype)];
 }
 
+std::vector<VariableUse> UsesOf(const Region& region) {
+  std::vector<VariableUse> uses;
+  for (const RegionType& type : region.variables)
+    uses.emplace_back().dtype = DataTypeOf(type.dtype);
+  for (const RegionStep& step : region.steps) {
+    for (int variable : step.variables) {
+      VariableUse& use = uses[variable];
+      use.called |= step.kind == Kind::kCall;
+      use.read |= step.kind == Kind::kRead && !use.assigned;
+      use.assigned |= step.kind == Kind::kAssign;
+    }
+  }
+  return uses;
+}
+
 absl::StatusOr<std::unique_ptr<CompiledRegion>> CompiledRegion::Create(OpKernelConstruction* ctx,
                                                                        Region given) {
   auto compiled = std::make_unique<CompiledRegion>();
   compiled->region = std::move(given);
   const Region& region = compiled->region;
-  for (const RegionType& type : region.variables) {
-    compiled->uses.emplace_back().dtype = DataTypeOf(type.dtype);
-  }
+  compiled->uses = UsesOf(region);
   for (const RegionStep& step : region.steps) {
     auto& call = compiled->calls.emplace_back();
-    for (int variable : step.variables) {
-      VariableUse& use = compiled->uses[variable];
-      use.called |= step.kind == Kind::kCall;
-      use.read |= step.kind == Kind::kRead && !use.assigned;
-      use.assigned |= step.kind == Kind::kAssign;
-    }
     if (step.kind != Kind::kCall) continue;
     InnerSignature signature;
     signature.inputs.resize(step.variables.size(), tensorflow::DT_RESOURCE);

@@ -21,6 +21,9 @@ namespace tfmem {
 
 tensorflow::DataType DataTypeOf(ValueDType dtype);
 
+// What a region's steps do with each of its variables. `within` is left out: it depends on kernels.
+std::vector<VariableUse> UsesOf(const Region& region);
+
 // A region with the kernels that it takes, whatever its shapes are.
 struct CompiledRegion {
   Region region;

@@ -37,9 +37,9 @@ absl::Status RegionVariables::Open() {
   std::sort(order_.begin(), order_.end(), by_mutex);
   order_.erase(std::unique(order_.begin(), order_.end(), same_variable), order_.end());
   absl::InlinedVector<Var*, 8> names;
-  for (const Found& found : found_) names.push_back(found.variable.get());
+  for (const Entry& found : found_) names.push_back(found.variable.get());
   std::sort(names.begin(), names.end());
-  for (Found& found : found_) {
+  for (Entry& found : found_) {
     const auto same = std::equal_range(names.begin(), names.end(), found.variable.get());
     found.alone = same.second - same.first == 1;
   }
@@ -97,7 +97,7 @@ absl::Status RegionVariables::Find(int number) {
 }
 
 absl::Status RegionVariables::ReadUnlocked(int variable) {
-  Found& found = found_[variable];
+  Entry& found = found_[variable];
   tensorflow::tf_shared_lock lock(*found.variable->mu());
   if (uses_[variable].read) return ReadTensor(variable, &found.value);
   if (found.variable->is_initialized) found.value = *found.variable->tensor();
@@ -129,13 +129,13 @@ absl::Status RegionVariables::CheckValue(int variable) const {
 }
 
 const Tensor* RegionVariables::Now(int variable) const {
-  const Found& found = found_[variable];
+  const Entry& found = found_[variable];
   if (!found.locked) return found.value.dtype() == uses_[variable].dtype ? &found.value : nullptr;
   return found.variable->is_initialized ? found.variable->tensor() : nullptr;
 }
 
 absl::Status RegionVariables::Read(int variable, bool while_locked, Tensor* value) {
-  Found& found = found_[variable];
+  Entry& found = found_[variable];
   if (found.locked) {
     if (!while_locked) return ReadTensor(variable, value);
     *value = *found.variable->tensor();
@@ -154,7 +154,7 @@ absl::Status RegionVariables::Read(int variable, bool while_locked, Tensor* valu
 }
 
 bool RegionVariables::MayWrite(int variable) const {
-  const Found& found = found_[variable];
+  const Entry& found = found_[variable];
   return !dry_run_ && found.locked && found.alone && found.variable->tensor()->RefCountIsOne();
 }
 

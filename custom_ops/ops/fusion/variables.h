@@ -49,6 +49,8 @@ class RegionVariables {
   // the memory of each. A region can: it goes by `MayWrite` and `Now` each time.
   absl::Status CheckDistinct() const;
 
+  // The variable itself; two names of one have the same.
+  const tensorflow::Var* Found(int variable) const { return found_[variable].variable.get(); }
   // What the variable has now; null if it has no value, which only one that is not read may not.
   const tensorflow::Tensor* Now(int variable) const;
   // Gives the value to a caller that holds it: a copy if the variable's memory must not be shared,
@@ -75,13 +77,13 @@ class RegionVariables {
   const absl::Span<const VariableUse> uses_;
   const CopyBytes copy_;
   const bool dry_run_;
-  struct Found {
+  struct Entry {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
     bool locked = false;       // as it, or another name of it, is in order_
     bool alone = true;         // it has no other name
     tensorflow::Tensor value;  // unless it is locked
   };
-  absl::InlinedVector<Found, 8> found_;
+  absl::InlinedVector<Entry, 8> found_;
   struct Held {
     tensorflow::Var* variable;
     bool shared;  // locked for readers

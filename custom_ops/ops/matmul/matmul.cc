@@ -7,6 +7,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/op.h"
@@ -103,6 +104,7 @@ class MatMulOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfmemMatMul").Device(DEVICE_CPU), MatMulOp);
+REGISTER_KERNEL_BUILDER(Name("TfmemMatMul").Device(DEVICE_CPU).Label(kHostKernelLabel), MatMulOp);
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "custom_ops/ops/cpu/phases.h"
+#include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/recurrent/recurrent_run.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/threadpool.h"
@@ -49,9 +50,12 @@ class RecurrentOp : public OpKernel {
   StepProgram program_;
 };
 
-#define TFMEM_REGISTER(type)                                                                   \
-  REGISTER_KERNEL_BUILDER(Name("TfmemRecurrent").Device(DEVICE_CPU).TypeConstraint<type>("T"), \
-                          RecurrentOp<type>);
+#define TFMEM_REGISTER(type)                                                                       \
+  REGISTER_KERNEL_BUILDER(Name("TfmemRecurrent").Device(DEVICE_CPU).TypeConstraint<type>("T"),     \
+                          RecurrentOp<type>);                                                      \
+  REGISTER_KERNEL_BUILDER(                                                                         \
+      Name("TfmemRecurrent").Device(DEVICE_CPU).Label(kHostKernelLabel).TypeConstraint<type>("T"), \
+      RecurrentOp<type>);
 TFMEM_REGISTER(float)
 TFMEM_REGISTER(double)
 TFMEM_REGISTER(Eigen::half)

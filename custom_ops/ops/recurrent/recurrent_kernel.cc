@@ -75,21 +75,25 @@ absl::StatusOr<std::shared_ptr<RecurrentKernel>> RecurrentKernels::Choose(GpuLin
   std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<RecurrentKernel> last;
   std::string reasons;
-  bool lacks_memory = false;
+  absl::Status failure;  // of a program that may fit
   for (size_t i = 0; i < programs_.size(); ++i) {
     absl::StatusOr<std::shared_ptr<RecurrentKernel>> kernel = Get(link, i);
     if (!kernel.ok()) {
       absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", "program ", i, ": ",
                       kernel.status().message());
-      lacks_memory |= absl::IsResourceExhausted(kernel.status());
+      const bool worst = absl::IsResourceExhausted(kernel.status());
+      if (worst || (failure.ok() && !absl::IsFailedPrecondition(kernel.status()))) {
+        failure = kernel.status();
+      }
       continue;
     }
     last = *kernel;
     if (last->program().max_batch >= batch) return last;
   }
   if (last != nullptr) return last;
-  return lacks_memory ? absl::ResourceExhaustedError(reasons)
-                      : absl::FailedPreconditionError(reasons);
+  if (programs_.empty()) return NoProgram(link);
+  return absl::Status(failure.ok() ? absl::StatusCode::kFailedPrecondition : failure.code(),
+                      reasons);
 }
 
 std::shared_ptr<RecurrentKernel> RecurrentKernels::WithoutWaiting(GpuLink* link) {

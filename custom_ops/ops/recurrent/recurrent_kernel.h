@@ -50,8 +50,8 @@ class RecurrentKernels {
       : programs_(std::move(programs)), loaded_(programs_.size()) {}
 
   // The first that was chosen for `batch` or more and runs on the link's device; else the last that
-  // runs at all. FailedPrecondition says why none does; ResourceExhausted if one might, once there
-  // is memory for it.
+  // runs at all. FailedPrecondition if no program fits the device, with what each is for. Otherwise
+  // the error of one that might run: ResourceExhausted, once there is memory for it.
   absl::StatusOr<std::shared_ptr<RecurrentKernel>> Choose(GpuLink* link, int64_t batch);
   // The first, if it runs and its CTAs never wait for each other: a launch for each stage of each
   // step. Else null.

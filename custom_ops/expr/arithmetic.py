@@ -64,6 +64,10 @@ def _power(d: Derivation) -> tuple[int, int]:
     return first, d.times(d.result, logarithm)
 
 
+def _floor_mod(d: Derivation) -> tuple[int, int]:
+    return d.adjoint, d.times(d.apply("negate", d.apply("floor", d.apply("divide", d.x, d.y))))
+
+
 def _reciprocal_sqrt(d: Derivation) -> tuple[int]:
     square = d.apply("multiply", d.number(-0.5), d.apply("square", d.result))
     return (d.apply("multiply_no_nan", square, d.apply("multiply_no_nan", d.result, d.adjoint)),)
@@ -125,6 +129,9 @@ OPS = (
     Op("floor", 1, numpy=np.floor, cuda="floor{f}({0})", cpp="std::floor(a)", vectorised=False,
        derivative=no_derivative, interval=lambda a: (_rounded(math.floor, a[0]), _rounded(math.floor, a[1])),
        tf_ops=("Floor",)),
+    # the rest of a quotient that was rounded down: it has the sign of the second argument
+    Op("floor_mod", 2, numpy=np.mod, cuda="floor_mod({0}, {1})", cpp="FloorMod(a, b)", vectorised=False,
+       derivative=_floor_mod, cost="activation", tf_ops=("FloorMod",)),
     Op("ceil", 1, numpy=np.ceil, cuda="ceil{f}({0})", cpp="std::ceil(a)", vectorised=False,
        derivative=no_derivative, interval=lambda a: (_rounded(math.ceil, a[0]), _rounded(math.ceil, a[1])),
        tf_ops=("Ceil",)),

@@ -55,6 +55,10 @@ __device__ inline T minimum(T a, T b) {
   return a < b || a != a ? a : b;
 }
 
+__device__ inline float floor_mod(float x, float y) {
+  const float rest = fmodf(x, y);
+  return rest != 0.0f && (y < 0.0f) != (rest < 0.0f) ? rest + y : rest;
+}
 __device__ inline float absolute(float x) { return fabsf(x); }
 
 template <class T>
@@ -71,6 +75,10 @@ __device__ inline double softplus(double x) {
 __device__ inline double elu(double x) { return x > 0.0 ? x : expm1(x); }
 __device__ inline double selu(double x) {
   return x < 0.0 ? 1.7580993408473769 * expm1(x) : 1.0507009873554805 * x;
+}
+__device__ inline double floor_mod(double x, double y) {
+  const double rest = fmod(x, y);
+  return rest != 0.0 && (y < 0.0) != (rest < 0.0) ? rest + y : rest;
 }
 __device__ inline double absolute(double x) { return fabs(x); }
 // The least integer has no absolute value but itself.

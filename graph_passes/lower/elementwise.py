@@ -158,7 +158,7 @@ def _floor_division(w: Writer, node: Node, output: int, at: Access) -> Steps:
     divisor = number_of(w.graph, node.inputs[1])
     if w.shapes.dtype(node.inputs[0]) not in INTEGERS or divisor is None:
         x, y = yield from elements(w, node, at, node.inputs)
-        return w.apply("floor", w.apply("divide", x, y))
+        return w.apply("floor_mod", x, y) if node.op == "FloorMod" else w.apply("floor", w.apply("divide", x, y))
     x = yield node.inputs[0], broadcast(w, node.inputs[0], w.shapes[TensorId(node.name)], at)
     if w.dtype(x) == "int64":  # what is left of a quotient of float64 that is off by few is less than 2^53
         x = w.remainder(x, int(divisor))
@@ -174,7 +174,7 @@ def _floor_division(w: Writer, node: Node, output: int, at: Access) -> Steps:
 
 def _floor_division_refusal(graph: Graph, node: Node) -> Refusal | None:
     dtype = graph.specs[node.inputs[0]].dtype
-    if dtype in FLOATS and node.op in ("FloorDiv", "Div"):
+    if dtype in FLOATS and node.op in ("FloorDiv", "FloorMod", "Div"):
         return None
     divisor = number_of(graph, node.inputs[1])
     exact = dtype == "int32" or (dtype == "int64" and node.op == "FloorMod" and abs(divisor or 0) < MOST_DIVISOR)

@@ -106,6 +106,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "power": tf.pow, "equal": lambda x, y: tf.cast(tf.equal(x, y), x.dtype), "absolute": tf.abs,
     "greater": lambda x, y: tf.cast(tf.greater(x, y), x.dtype),
     "greater_equal": lambda x, y: tf.cast(tf.greater_equal(x, y), x.dtype),
+    "floor_mod": tf.math.floormod,
     "negate": tf.negative, "reciprocal_sqrt": tf.math.rsqrt, "reciprocal": tf.math.reciprocal,
     "relu": tf.nn.relu, "softplus": tf.nn.softplus, "elu": tf.nn.elu,
     "stop_gradient": tf.stop_gradient,

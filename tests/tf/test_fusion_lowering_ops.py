@@ -188,9 +188,11 @@ def test_division_of_integers(op, divisor):
     compare(Lowered(lambda x: getattr(raw, op)(x=x, y=divisor), x))
 
 
-def test_division_rounded_down():
+@pytest.mark.parametrize("op", ["FloorDiv", "FloorMod"])
+def test_division_rounded_down(op):
     x, y = random((7, 13)), random((13,), seed=1)
-    compare(Lowered(lambda x, y: raw.FloorDiv(x=x, y=y), x, y))
+    x[0], x[1] = 2 * y, 0.0
+    compare(Lowered(lambda x, y: getattr(raw, op)(x=x, y=y), x, y))
 
 
 def test_xlogy():

@@ -32,6 +32,7 @@ OPS: dict[str, tuple[int, Callable[..., Any]]] = {
 }
 OPS |= {
     "StopGradient": (1, tf.stop_gradient),
+    "FloorDiv": (2, lambda x, y: raw.FloorDiv(x=x, y=y)),
     "AddN": (2, lambda x, y: raw.AddN(inputs=[x, y])),
     "LeakyRelu": (1, lambda x: raw.LeakyRelu(features=x, alpha=0.3)),
     "ClipByValue": (3, lambda x, low, high: raw.ClipByValue(t=x, clip_value_min=low, clip_value_max=high)),

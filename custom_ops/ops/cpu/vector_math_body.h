@@ -129,3 +129,10 @@ template <typename Real>
 Real Flushed(Real x) {
   return x == 0 ? std::copysign(Real(0), x) : x;
 }
+
+// The rest of `x / y` rounded down.
+template <typename Real>
+Real FloorMod(Real x, Real y) {
+  const Real rest = std::fmod(x, y);
+  return rest != 0 && (y < 0) != (rest < 0) ? rest + y : rest;
+}

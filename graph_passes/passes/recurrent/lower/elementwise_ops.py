@@ -14,7 +14,7 @@ from graph_passes.lower.elementwise import RULES
 _SAME = {name: op.name for op in FLOAT_OPS.values() for name in op.tf_ops}
 _REVERSED = {name: op.name for op in FLOAT_OPS.values() for name in op.reversed_tf_ops}
 _ON_BOOLEANS = {"LogicalAnd": "multiply", "LogicalOr": "maximum"}  # which are 1 and 0 in a cell
-_COMPOSED = "AddN LogicalNot NotEqual LogicalXor LeakyRelu ClipByValue StopGradient"
+_COMPOSED = "AddN FloorDiv LogicalNot NotEqual LogicalXor LeakyRelu ClipByValue StopGradient"
 # What TensorFlow's kernels alone compute element by element.
 _WITHOUT_RULE = (
     "Tan Asin Acos Atan2 Asinh Acosh Atanh Mod ZerosLike OnesLike BitwiseAnd BitwiseOr Lgamma Digamma Igamma"
@@ -44,6 +44,8 @@ def lower(builder: CellBuilder, op: str, attrs: Mapping[str, Any], arguments: tu
     match op:
         case "AddN":
             return builder.sum(*arguments)
+        case "FloorDiv":
+            return apply("floor", apply("divide", x, y))
         case "StopGradient":
             return apply("stop_gradient", x)
         case "LogicalNot":

@@ -28,7 +28,6 @@ from graph_passes.refusals import Reason
 _ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd", "BiasAddV1"})
 # What a user may write in place of an op that no cell has.
 _INSTEAD = {
-    "FloorMod": "x - y * tf.floor(x / y)",
     "Cumsum": "a product with a triangular matrix",
     "Conv2D": "the convolution of the input before the loop, and a product with a matrix for that of a state",
 }

@@ -145,7 +145,7 @@ class Settings:
         options = self.options
         timed = self.called and options.observe and options.fusion.tune != "off" and not options.fusion.architectures
         by_default = options.passes is None and self.replaces and not self.stitches
-        return by_default and timed and not self.target.is_gpu
+        return by_default and timed and not self.target.is_gpu and self.budget is None
 
     @property
     def edits_bodies(self) -> bool:

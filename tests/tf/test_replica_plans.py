@@ -10,7 +10,7 @@ import pytest
 
 from graph_passes.analysis.memory.observe import Sample
 from graph_passes.decision import Decision, Missed
-from graph_passes.errors import HostMemoryError, ReplicasError
+from graph_passes.errors import HostMemoryError, InfeasibleBudgetError, ReplicasError
 from graph_passes.graph.ir import Function, Graph, Node
 from graph_passes.pipeline import Step
 from graph_passes.report import Report
@@ -20,6 +20,7 @@ from tfmem.api import make_engine
 from tfmem.options import Options
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.estimate import Timed
+from tfmem.steps.lane_trials import LaneTrial, best_of, same, worth_running
 from tfmem.steps.replicas import (
     budgets_on_devices,
     describe_replicas,
@@ -184,6 +185,40 @@ def test_what_took_more_than_planned_is_planned_again_for_less(engine: Engine) -
     assert [each.pool.budget for each in found] == [budgets["CPU:0"]] * 2
     assert again(1 << 40) is None  # no plan takes so little
     assert again(0) is None
+
+
+def test_trials_are_of_plans_that_differ_and_may_be_faster(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    budgets = {"CPU:0": scarce(step, engine)}
+    first, costs = plan_replicas(step, engine, budgets), estimated(engine)
+    (spare,) = worth_running(step, engine, first, first, budgets, costs)
+    assert not same(spare, first)
+    assert sum(each.plan.after.peak for each in spare) <= 0.95 * budgets["CPU:0"]
+    found = worth_running(step, engine, first, spare, budgets, costs)
+    assert len(found) == 1  # the same plans run once
+    least = sum(each.plan.after.peak for each in spare)
+    with pytest.raises(InfeasibleBudgetError):
+        plan_replicas(step, engine, {"CPU:0": least // 4})
+    assert worth_running(step, engine, first, spare, {"CPU:0": least // 4}, costs) == (spare,)
+
+
+def test_the_fastest_trial_within_all_budgets_is_the_best(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    plans = plan_replicas(step, engine, {"CPU:0": scarce(step, engine)})
+    report = describe_replicas(step, plans, engine, "train")
+
+    def trial(seconds: float, over: int) -> LaneTrial:
+        peak = (report.devices[0].budget or 0) + over
+        devices = (replace(report.devices[0], peak_measured=peak),)
+        return LaneTrial(plans, None, replace(report, devices=devices), ((peak,),), seconds)
+
+    slow, fast, faster, least = trial(3.0, 0), trial(2.0, -5), trial(1.0, 7), trial(4.0, 6)
+    assert best_of([slow, fast, faster]) is fast
+    assert best_of([faster, least]) is least
+    assert not faster.as_predicted
+    assert trial(0.0, 0).as_predicted
+    assert not trial(0.0, 1).as_predicted
+    assert str(faster).startswith("1000.0 ms, peak ")
 
 
 def calling(outside: list[str], inside: list[str]) -> Graph:

@@ -21,7 +21,7 @@ def long(*cases: str) -> list[object]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cases", ["loops", "keras", *long("collectives", "tf_keras")])
+@pytest.mark.parametrize("cases", ["loops", "trials", "keras", *long("collectives", "tf_keras")])
 def test_two_replicas(cases: str) -> None:
     require_equal("in_replicas", cases)
 

@@ -5,6 +5,7 @@ The allocator's peak and the op library's counters are the whole process's, so m
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,20 @@ class Meter:
         """
         result, peaks = self.watched_on([self.target.name], function)
         return result, None if peaks is None else peaks[0]
+
+    def timed_on(
+        self, devices: Sequence[str], function: Callable[[], Any]
+    ) -> tuple[Any, tuple[int, ...] | None, float]:
+        """`watched_on`, and the seconds until all devices had ended."""
+        began = 0.0
+
+        def timed() -> Any:
+            nonlocal began
+            began = time.perf_counter()
+            return function()
+
+        result, peaks = self.watched_on(devices, timed)
+        return result, peaks, time.perf_counter() - began
 
     def watched_on(
         self, devices: Sequence[str], function: Callable[[], Any], elsewhere: bool = False

@@ -298,9 +298,9 @@ class ManagedStep:
             self._move(measuring.timed_on(job, state, samples))
             return result
         if isinstance(state, Watching):
-            result, peaks = job.engine.meter.watched_on(state.devices, function)
+            result, peaks, seconds = job.engine.meter.timed_on(state.devices, function)
             job.trace.ran(state.function)
-            self._move(measuring.watched_on(job, state, peaks))
+            self._move(measuring.watched_on(job, state, peaks, seconds))
             return result
         if not isinstance(state, Checking):  # since the call, or since another thread's
             return function()

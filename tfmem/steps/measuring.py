@@ -15,6 +15,7 @@ from tfmem.runtime.measured_call import Flow
 from tfmem.runtime.out_of_memory import lacks_memory
 from tfmem.steps import solving
 from tfmem.steps.job import Job
+from tfmem.steps.lane_trials import Lanes, LaneTrial, best_of, worth_running
 from tfmem.steps.phases import Event, Move
 from tfmem.steps.planning import begun
 from tfmem.steps.replicas import estimated, measured_replicas, plan_replicas, replanned, timed_lanes
@@ -125,27 +126,31 @@ def timed_on(job: Job, state: Watching, samples: list[list[Sample]] | None) -> M
     if not state.warm:  # its kernels were loaded meanwhile
         return Move(Event.RAN, replace(state, warm=True))
     plans, costs = state.plans, None
+    waiting: tuple[Lanes, ...] = ()
     try:
         if samples is not None:
             costs = Timed(timed_lanes(state.plans, samples), estimated(job.engine))
         budgets = {found.device: found.budget for found in state.report.devices}
         plans = plan_replicas(job.trace.step, job.engine, budgets, costs=costs)
+        if costs is not None:
+            waiting = worth_running(job.trace.step, job.engine, plans, state.plans, budgets, costs)
         function, report = job.trace.build_lanes(plans), job.trace.describe_lanes(plans, costs is not None)
     except Exception as error:  # the plan by estimate stays
         note = job.noted(error, "planning by measured times", "the plan by estimates runs")
-        plans, costs, function = state.plans, None, job.trace.build_lanes(state.plans)
+        plans, costs, waiting, function = state.plans, None, (), job.trace.build_lanes(state.plans)
         report = replace(state.report, notes=(*state.report.notes, note))
     state = replace(state, function=function, report=report, plans=plans, costs=costs, tables=(), warm=False)
-    return Move(Event.RAN, state)
+    return Move(Event.RAN, replace(state, waiting=waiting))
 
 
-def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None) -> Move[State]:
-    """What follows a step on several devices: they are planned for less if a peak is over its budget.
+def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None, seconds: float) -> Move[State]:
+    """What follows a step on several devices: other plans, plans for less where a peak is over its budget, or a choice.
 
     Args:
         job: the trace.
         state: what ran.
         peaks: bytes that it took of each device; None if that is not known.
+        seconds: that it took.
     """
     try:
         if peaks is None:
@@ -153,30 +158,50 @@ def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None) -> Move
         if not state.warm:
             report = measured_replicas(state.report, [peaks], last=False)
             return Move(Event.RAN, replace(state, report=report, warm=True))
-        return job.told(_checked_on(job, replace(state, peaks=(*state.peaks, peaks))))
+        state = replace(state, peaks=(*state.peaks, peaks), seconds=(*state.seconds, seconds))
+        return job.told(_checked_on(job, state))
     except Exception as error:  # the step ran, and its result is the caller's
         notes = (*state.report.notes, job.noted(error, "planning by measurement", "what ran stays"))
         return job.told(left(job, replace(state, report=replace(state.report, notes=notes)), Event.FAULT))
 
 
 def _checked_on(job: Job, state: Watching) -> Move[State]:
+    """What follows calls of the plans of all devices; a trial ends at once where a peak is over its budget."""
     report = measured_replicas(state.report, state.peaks, last=False)
+    state, must_fit = replace(state, report=report), job.engine.settings.must_fit
     over = {found.device: found.over for found in report.devices if found.over}
-    if over and job.engine.settings.must_fit and state.replans < CPU_RETRIES:
-        plans = replanned(job.trace.step, job.engine, state.plans, report, state.costs)
+    if len(state.peaks) < CHECKS and not (over and must_fit and (state.waiting or state.replans < CPU_RETRIES)):
+        return Move(Event.RAN, state)
+    trial = LaneTrial(state.plans, state.function, report, state.peaks, min(state.seconds))
+    state = replace(state, trials=(*state.trials, trial))
+    if state.waiting and not trial.as_predicted:
+        following, *waiting = state.waiting
+        return Move(Event.RAN, _trying(job, replace(state, waiting=tuple(waiting)), following))
+    best = best_of(state.trials)
+    if best.over and must_fit and state.replans < CPU_RETRIES:
+        over_it = trial if state.replans else best  # what is tighter follows the plan that was tightest
+        plans = replanned(job.trace.step, job.engine, over_it.plans, over_it.report, state.costs)
         if plans is not None:
             notes = tuple(
-                f"replanned: a plan ran {size:,} bytes over the budget of {name}" for name, size in over.items()
+                f"replanned: a plan ran {found.over:,} bytes over the budget of {found.device}"
+                for found in over_it.report.devices
+                if found.over
             )
-            function = job.trace.build_lanes(plans)
-            told = job.trace.describe_lanes(plans, state.costs is not None)
-            told = replace(told, notes=(*told.notes, *state.notes, *notes))
-            state = replace(state, function=function, report=told, plans=plans, replans=state.replans + 1, peaks=())
-            return Move(Event.OVER, replace(state, notes=(*state.notes, *notes)))
-        state = replace(state, replans=CPU_RETRIES)  # nothing is left to try
-    last = len(state.peaks) == CHECKS
-    state = replace(state, report=measured_replicas(state.report, state.peaks, last))
-    return left(job, state, Event.WITHIN) if last else Move(Event.RAN, state)
+            state = replace(state, notes=(*state.notes, *notes), replans=state.replans + 1, waiting=())
+            return Move(Event.OVER, _trying(job, state, plans))
+        if len(best.peaks) < CHECKS and best is trial:  # nothing is left to try
+            return Move(Event.RAN, replace(state, trials=state.trials[:-1], replans=CPU_RETRIES))
+    report = measured_replicas(best.report, best.peaks, last=True)
+    tried = (f"plans tried: {'; '.join(map(str, state.trials))}",) if len(state.trials) > 1 else ()
+    report = replace(report, notes=tuple(dict.fromkeys((*report.notes, *state.notes, *tried))))
+    return left(job, replace(state, function=best.function, report=report), Event.WITHIN)
+
+
+def _trying(job: Job, state: Watching, plans: Lanes) -> Watching:
+    """The state in which other plans of all devices run."""
+    function, report = job.trace.build_lanes(plans), job.trace.describe_lanes(plans, state.costs is not None)
+    report = replace(report, notes=(*report.notes, *state.notes))
+    return replace(state, function=function, report=report, plans=plans, warm=False, peaks=(), seconds=())
 
 
 def _disturbed(job: Job, state: Probed | Checking | Watching) -> Move[State]:

@@ -24,7 +24,8 @@ class Phase(enum.Enum):
         TRYING: calls run plans made from these costs, with probes. On a GPU each runs twice, for falling shares of the
             budget; the fastest within the budget stays. More memory is not always faster: an allocator near its limit
             is fragmented, and then convolutions fall back to slower algorithms.
-        CHECKING: calls run the chosen plan as it will stay, without probes: does its peak stay within the budget?
+        CHECKING: calls run the chosen plan as it will stay, without probes: does its peak stay within the budget? Plans
+            of several devices are compared here.
         SOLVING: calls run what was checked; a thread solves a large step's integer program, by measured costs. If
             its plan is predicted to be faster, that is tried.
         PLACED: memory is settled; fusion comes next, if it was asked for.

@@ -187,7 +187,7 @@ def _require_used(engine: Engine) -> None:
 
 
 def _of_replicas(job: Job, state: State) -> Move[State]:
-    """A final plan for each device: a step of several replicas may hold no probes."""
+    """A plan for each device by estimates; what several devices run next, `tfmem.steps.measuring` decides."""
     why = undivided(job.trace.step.graph, "GPU" if job.is_gpu else "CPU")
     if why:
         return _of_replicas_together(job, state, why)

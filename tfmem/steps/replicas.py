@@ -1,6 +1,6 @@
-"""A step of several replicas under a budget: a plan for each device of this process, made before anything runs.
+"""A step of several replicas under a budget: a plan for each device of this process.
 
-Observed steps, trials and dry runs are for steps of one device: replicas would have to agree on each of them.
+Dry runs are for steps of one device: replicas would have to agree on each of them.
 """
 
 from __future__ import annotations

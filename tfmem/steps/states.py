@@ -12,6 +12,7 @@ from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.refusals import Refusal
 from graph_passes.report import Report
+from tfmem.steps.lane_trials import Lanes, LaneTrial
 from tfmem.steps.phases import Phase
 from tfmem.steps.trials import Plans, Trial
 
@@ -187,6 +188,9 @@ class Watching(State):
         warm: whether the step has run before: the first call has cuDNN's trying of algorithms in it.
         replans: how many tighter plans were made so far.
         peaks: of each call, the bytes that it took of each device in `report.devices`.
+        seconds: of each call.
+        waiting: plans that are to be run yet.
+        trials: plans that were run.
         tables: to which the probes of each lane write; () where it holds none.
         costs: what each op takes, once it was measured.
     """
@@ -198,6 +202,9 @@ class Watching(State):
     warm: bool = False
     replans: int = 0
     peaks: tuple[tuple[int, ...], ...] = ()
+    seconds: tuple[float, ...] = ()
+    waiting: tuple[Lanes, ...] = ()
+    trials: tuple[LaneTrial, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from graph_passes.analysis.memory.simulate import simulate
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.device_report import size
 from graph_passes.errors import StalePlanError
-from graph_passes.passes.offload.plan import OffloadPlan, chained, verdict_of
+from graph_passes.passes.offload.plan import How, OffloadPlan, chained, movable, verdict_of
 from graph_passes.plan_file import Plan, PlannedMove, digests
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Move
@@ -41,20 +41,30 @@ def by_plan(job: Job, state: State, plan: Plan) -> Move[State]:
     step, budget = job.trace.step, job.limit
     names = plan.renamed(digests(step.graph, step.order))
     timeline = step.timeline(job.engine.estimate(workspace=False))
-    moves = moves_of(plan.moves, timeline, names)
-    before, after = (simulate(timeline, each, job.engine.link) for each in ((), moves))
-    verdict = replace(
-        verdict_of(timeline, (), budget, before.seconds, after.seconds, plan.least),
-        smallest_budget=plan.smallest_budget,
-        op=plan.op,
-    )
-    ordered = chained(timeline, moves, budget)
-    found = OffloadPlan(moves, budget, 0, before, after, job.engine.link, ordered, verdict=verdict)
+    found = plan_of(job, timeline, moves_of(plan.moves, timeline, names), plan.least)
+    verdict = found.verdict and replace(found.verdict, smallest_budget=plan.smallest_budget, op=plan.op)
+    found = replace(found, verdict=verdict)
     job.engine.memory.require_host_room(timeline, found)
-    more = after.peak - budget
+    more = found.after.peak - budget
     noted = [f"{size(more)} more is in use than when the plan was made"] if more > 0 else []
     state = replace(state, notes=(*state.notes, "planned before: by the given plan", *noted))
     return settle(job, state, timeline, found)
+
+
+def plan_of(job: Job, timeline: Timeline, moves: tuple[TensorMove, ...], least: float | None) -> OffloadPlan:
+    """The plan of these moves.
+
+    Args:
+        job: the step, and the budget.
+        timeline: what the moves are positions of.
+        moves: what moves.
+        least: seconds that no plan goes below; None where that is not known.
+    """
+    before, after = (simulate(timeline, each, job.engine.link) for each in ((), moves))
+    gaps = movable(timeline, job.engine.settings.options.offload, How())
+    verdict = verdict_of(timeline, gaps, job.limit, before.seconds, after.seconds, least)
+    ordered = chained(timeline, moves, job.limit)
+    return OffloadPlan(moves, job.limit, 0, before, after, job.engine.link, ordered, verdict=verdict)
 
 
 def moves_of(moves: tuple[PlannedMove, ...], timeline: Timeline, names: Mapping[str, str]) -> tuple[TensorMove, ...]:

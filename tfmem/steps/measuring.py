@@ -13,7 +13,7 @@ from tfmem.runtime.estimate import Timed
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.measured_call import Flow
 from tfmem.runtime.out_of_memory import lacks_memory
-from tfmem.steps import solving
+from tfmem.steps import known_moves, solving
 from tfmem.steps.job import Job
 from tfmem.steps.lane_trials import Lanes, LaneTrial, best_of, worth_running
 from tfmem.steps.phases import Event, Move
@@ -297,6 +297,8 @@ def _checked(job: Job, state: Checking, peak: int) -> Move[State]:
     state = replace(state, report=checked(report, state.peaks, job.limit, planned))
     if state.search is not None and state.plan is not None:
         return solving.begun(job, state, state.search, state.plan)
+    if state.plan is not None and state.timeline is not None:
+        known_moves.keep(job, state.timeline, state.plan, state.report)
     return left(job, state, Event.WITHIN)
 
 

@@ -11,6 +11,7 @@ from graph_passes.refusals import Reason
 from tfmem.budgets import DeviceBudgets
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
+from tfmem.steps import known_moves
 from tfmem.steps.agreement import agreed, meets_others
 from tfmem.steps.given_plan import DIVIDED, OTHER_INPUTS, by_plan, planned_for, require_same
 from tfmem.steps.job import Job
@@ -126,10 +127,14 @@ def begun(job: Job, state: State, budget: int) -> Move[State]:
         if same:
             require_same(given, trace)
         state = replace(state, notes=(*state.notes, DIVIDED if same else OTHER_INPUTS))
+    if (by_known := known_moves.run(job, state)) is not None:
+        return by_known
     careful = trace.step.timeline(engine.estimate(workspace=True))
     if careful.peak <= engine.settings.surely_fits * budget:
         return settle(job, state, careful, trace.plan(careful, budget))
     if trace.split_loops(least=budget // LARGE):
+        if (by_known := known_moves.run(job, state)) is not None:
+            return by_known
         careful = trace.step.timeline(engine.estimate(workspace=True))
     # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
     timeline = trace.step.timeline(engine.estimate(workspace=False)) if job.is_gpu else careful

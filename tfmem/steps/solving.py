@@ -13,6 +13,7 @@ from graph_passes.errors import BudgetError
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
 from tfmem.runtime.faults import is_fault
+from tfmem.steps import known_moves
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Move
 from tfmem.steps.settling import left, probed, settle_trial
@@ -55,7 +56,7 @@ def solved(job: Job, state: Solving) -> Move[State]:
     noted = (verdict.note,) if verdict and verdict.note else ()
     state = replace(state, report=replace(state.report, verdict=verdict, notes=(*state.report.notes, *noted)))
     if found.after.seconds >= now or found.actions in state.search.tried:
-        return left(job, state)
+        return _stays(job, state)
     tried = state.search.tried | {found.actions}
     search = replace(state.search, stays=state, solved=state.search.solved + 1, tried=tried)
     try:
@@ -70,14 +71,20 @@ def judged(job: Job, state: Probed, stays: Solving) -> Move[State]:
     others = [each.seen.step_seconds for each in search.trials[:-1] if each.seen.peak <= job.limit]
     over = trial.seen.peak - job.limit
     if over <= 0 and trial.seen.step_seconds > AS_PREDICTED * min(others, default=float("inf")):
-        return left(job, stays)
+        return _stays(job, stays)
     if over <= 0:
         return settle_trial(job, state, search.timeline, trial)
     if search.solved >= CPU_RETRIES:
-        return left(job, stays)
+        return _stays(job, stays)
     # The timeline shows by now where the first trial took more. A second one that did took more elsewhere.
     budget = trial.plan.budget - (over if search.solved > 1 else 0)
     return Move(Event.SOLVES, replace(stays, search=search, work=_work(job, search, budget)))
+
+
+def _stays(job: Job, state: Solving) -> Move[State]:
+    """What ran while the program was solved stays for good."""
+    known_moves.keep(job, state.search.timeline, state.plan, state.report)
+    return left(job, state)
 
 
 def meanwhile(report: Report) -> Report:

@@ -60,10 +60,7 @@ class Reason(Enum):
     UNROLLED_IDLE = "recurrent", f"{_AGAIN}, and the graph holds a gradient of them that nothing needs"
     UNROLLED_BECAUSE = "recurrent", f"{_AGAIN}, and {{because}}"
     UNROLLED_TRAINED_BECAUSE = "recurrent", f"{_AGAIN}, with their gradient, and {{because}}"
-    UNROLLED_CONVOLUTION = (
-        "recurrent",
-        f"{_AGAIN}, and '{{node}}' ({{op}}) takes states that are not matrices [batch, units]",
-    )
+    UNROLLED_CONVOLUTION = "recurrent", f"{_AGAIN}, and '{{node}}' ({{op}}) takes states that are not [batch, units]"
     STEP_FETCHED = "recurrent", "'{node}' of a single step is fetched by name"
     STEPS_FETCHED = "recurrent", "'{node}', the outputs of all steps, is fetched by name"
     STEP_READ = "recurrent", "'{node}' ({op}) reads '{tensor}' of single steps"
@@ -121,10 +118,7 @@ class Reason(Enum):
         "recurrent",
         "its states have {count} numbers a row; expected {most} at most, unless all are [batch, width]",
     )
-    CELL_NODES = (
-        "recurrent",
-        "a step takes {count} ops on single numbers of a row; expected {most} at most",
-    )
+    CELL_NODES = "recurrent", "a step takes {count} ops on single numbers of a row; expected {most} at most"
     BECAUSE_SMALL = "recurrent", "{first}; {because}"
     FEW_ROWS = (
         "recurrent",
@@ -133,13 +127,7 @@ class Reason(Enum):
             "expected {most} at most for {rows}"
         ),
     )
-    COUNTED_TWICE = (
-        "recurrent",
-        (
-            "its states end the loop, so each step would run twice, with {work} multiplications, which a CPU was "
-            "measured to do more slowly; expected {most} at most"
-        ),
-    )
+    COUNTED_TWICE = "recurrent", "states end it, so each step would run twice: {work} products, {most} at most on a CPU"
     CELL_JOIN = "recurrent", "'{node}' ({op}) does not join columns"
     CELL_JOIN_WIDTH = "recurrent", "'{node}' ({op}) joins '{tensor}', whose width is unknown"
     CELL_SUM_AXIS = "recurrent", "'{node}' ({op}) sums over the batch, or over another axis than the last"

@@ -253,3 +253,21 @@ def test_a_cpu_keeps_a_large_loop_which_it_would_run_twice(rows: int, units: int
     report = check(run, (tf.constant(numbers(rows, units)), tf.fill([rows], 5.0)), replaced=replaced)
     work = rows * units**2
     assert replaced or str(Reason.COUNTED_TWICE(work=work, most=MOST_COUNTED_PRODUCTS)) in str(report.not_replaced)
+
+
+def test_rows_that_have_ended_keep_their_states() -> None:
+    """Decoding to a bound, whose condition counts alone; the first state is a whole number for each row."""
+    table, readout = tf.constant(numbers(6, UNITS, seed=5)), tf.constant(numbers(UNITS, 6, seed=6))
+
+    @tf.function(autograph=False)
+    def run(x: Any) -> Any:
+        def body(i: Any, token: Any, h: Any, ended: Any) -> Any:
+            new = tf.tanh(tf.gather(table, token) + h @ R)
+            best = tf.argmax(new @ readout, 1, output_type=tf.int32)
+            token, h = tf.where(ended > 0, token, best), tf.where(ended[:, None] > 0, h, new)
+            return i + 1, token, h, tf.where(tf.equal(token, 0), tf.ones_like(ended), ended)
+
+        start = (0, tf.ones([BATCH], tf.int32), tf.reduce_sum(x, 1) @ W, tf.zeros([BATCH]))
+        return tf.while_loop(lambda i, *_: i < 9, body, start)[2]
+
+    check(run, (tf.constant(numbers(BATCH, 4, INPUTS)),))

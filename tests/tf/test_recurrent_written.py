@@ -383,22 +383,3 @@ def test_a_mask_of_units_that_a_counter_gives() -> None:
         return tf.while_loop(lambda i, _: i < tf.shape(x)[1], body, (0, zeros(x, UNITS)))[1]
 
     check(run, [SEQUENCE], [X])
-
-
-def test_rows_that_have_ended_keep_their_states() -> None:
-    """What the reason for a loop without a bound says to write; the first state is a whole number for each row."""
-    table, readout = tf.constant(data(6, UNITS, seed=5)), tf.constant(data(UNITS, 6, seed=6))
-
-    def run(x: Any) -> Any:
-        rows = tf.shape(x)[0]
-
-        def body(i: Any, token: Any, h: Any, ended: Any) -> Any:
-            new = tf.tanh(tf.gather(table, token) + h @ R)
-            best = tf.argmax(new @ readout, 1, output_type=tf.int32)
-            token, h = tf.where(ended > 0, token, best), tf.where(ended[:, None] > 0, h, new)
-            return i + 1, token, h, tf.where(tf.equal(token, 0), tf.ones_like(ended), ended)
-
-        start = (0, tf.ones([rows], tf.int32), tf.reduce_sum(x, 1) @ W, tf.zeros([rows]))
-        return tf.while_loop(lambda i, *_: i < 9, body, start)[2]
-
-    check(run, [SEQUENCE], [X])

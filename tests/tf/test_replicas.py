@@ -9,9 +9,9 @@ from tests.tf.python_server import ROOT, run_python
 TIMEOUT = 220  # seconds; what waits for itself would never end
 
 
-def require_equal(module: str, cases: str) -> None:
+def require_equal(module: str, *cases: str) -> None:
     """That the cases end well in a separate process, which has two devices."""
-    done = run_python(["-m", f"tests.tf.{module}", cases], cwd=ROOT, timeout=TIMEOUT)
+    done = run_python(["-m", f"tests.tf.{module}", *cases], cwd=ROOT, timeout=TIMEOUT)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.endswith("equal\n")
 
@@ -21,9 +21,14 @@ def long(*cases: str) -> list[object]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cases", ["loops", "trials", "keras", *long("collectives", "tf_keras")])
+@pytest.mark.parametrize("cases", ["loops", "keras", *long("collectives", "tf_keras")])
 def test_two_replicas(cases: str) -> None:
     require_equal("in_replicas", cases)
+
+
+@pytest.mark.timeout(240)
+def test_plans_are_compared_by_steps_of_all_replicas() -> None:
+    require_equal("in_replicas_trials")
 
 
 @pytest.mark.timeout(240)

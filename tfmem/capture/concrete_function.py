@@ -346,3 +346,17 @@ def _set_signature(
     )
     graph.structured_input_signature = cf.structured_input_signature
     graph.variables = cf.graph.variables
+
+
+def input_specs(concrete: Any, given: Mapping[str, Any]) -> tuple[tuple[str, tuple[int | None, ...] | None], ...]:
+    """Dtype and shape of each input of a `ConcreteFunction`; None where the rank is not known.
+
+    Args:
+        concrete: the function.
+        given: shapes of inputs by name, in place of those that it has.
+    """
+    shapes = [tf.TensorShape(given.get(tensor.name, tensor.shape)) for tensor in concrete.inputs]
+    return tuple(
+        (tensor.dtype.name, None if shape.rank is None else tuple(shape))
+        for tensor, shape in zip(concrete.inputs, shapes, strict=True)
+    )

@@ -20,7 +20,6 @@ from tfmem.runtime.faults import left_to_tensorflow
 from tfmem.runtime.out_of_memory import SUSPECTS, lacks_memory
 from tfmem.runtime.progress import shown
 from tfmem.steps import agreed_peaks, comparing, composed, dividing, measuring, solving, xla_runner
-from tfmem.steps.after_grappler import with_fusion
 from tfmem.steps.agreement import tell_others
 from tfmem.steps.comparing import fuse, take_turn
 from tfmem.steps.job import Job
@@ -29,6 +28,7 @@ from tfmem.steps.phases import Event, Machine, Move, Phase
 from tfmem.steps.planning import begin
 from tfmem.steps.random_streams import Draws
 from tfmem.steps.settling import left
+from tfmem.steps.so_far import doing, so_far
 from tfmem.steps.states import (
     Checking,
     Comparing,
@@ -43,14 +43,11 @@ from tfmem.steps.states import (
     Settled,
     Solving,
     State,
-    Trying,
     Tuning,
-    Warming,
     Watching,
     WatchingTogether,
 )
 from tfmem.steps.trace import Trace
-from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
 
 _FINAL = (Settled, Failed)
 _runs = itertools.count(1)
@@ -168,19 +165,7 @@ class ManagedStep:
     @property
     def report(self) -> Report:
         """What was decided and measured so far."""
-        state = self._state
-        if isinstance(state, Fusing) and (found := state.work.result) is not None:
-            return found.report
-        if isinstance(state, Planning):
-            return with_fusion(state.report, FusionWhy.MEANWHILE)
-        if isinstance(state, Solving):
-            return solving.meanwhile(state.report)
-        if isinstance(state, Dividing):
-            state = replace(state, report=dividing.meanwhile(state.report))
-        unfused = Probed | Checking | Watching | Placed | Dividing | Composing
-        if self._job.engine.settings.stitches and isinstance(state, unfused):
-            return with_fusion(state.report, FusionWhy.UNDECIDED)
-        return state.report
+        return so_far(self._state, self._job.engine.settings.stitches)
 
     @property
     def unchanged(self) -> bool:
@@ -257,20 +242,11 @@ class ManagedStep:
         done, result = False, None
         while not done and isinstance(state := self._state, Probed):
             del result
-            began, doing = time.monotonic(), f"{self._machine.name}: {self._doing(state)}"
-            with shown(self._job.engine.settings.options.progress, partial(str, doing), self._took):
+            began, what = time.monotonic(), f"{self._machine.name}: {doing(state, self._job.is_gpu)}"
+            with shown(self._job.engine.settings.options.progress, partial(str, what), self._took):
                 done, result = self._probed(state, args, kwargs)
             self._took = time.monotonic() - began
         return done, result
-
-    def _doing(self, state: Probed) -> str:
-        """What the next call with probes does, in words."""
-        if isinstance(state, Trying) and state.search.stays is not None:
-            return "trying the solver's plan"
-        if isinstance(state, Trying):
-            most = GPU_TRIALS if self._job.is_gpu else 1 + CPU_RETRIES
-            return f"trial {len(state.search.trials) + 1} of at most {most}"
-        return "running a first plan" if isinstance(state, Warming) else "observing a step"
 
     def _probed(self, state: Probed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Run a plan with probes; whether that was the step, and its result."""

@@ -30,7 +30,7 @@ from graph_passes.splitting import SplitStep, split_step, with_split
 from tfmem.capture.body_source import has_loops
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, every_node, require_feeds, with_whole_names
-from tfmem.capture.concrete_function import capture_concrete, is_distributed, restore_concrete
+from tfmem.capture.concrete_function import capture_concrete, input_specs, is_distributed, restore_concrete
 from tfmem.capture.split_loops import with_pieces
 from tfmem.devices import conditions
 from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
@@ -301,12 +301,7 @@ class Trace:
     @property
     def input_specs(self) -> tuple[tuple[str, tuple[int | None, ...] | None], ...]:
         """Dtype and shape of each input, as they are planned; None where the rank is not known."""
-        shapes = {tensor.name: self._shapes.get(tensor.name, tensor.shape) for tensor in self.concrete.inputs}
-        known = {name: tf.TensorShape(shape) for name, shape in shapes.items()}
-        return tuple(
-            (tensor.dtype.name, tuple(known[tensor.name]) if known[tensor.name].rank is not None else None)
-            for tensor in self.concrete.inputs
-        )
+        return input_specs(self.concrete, self._shapes)
 
     def estimated_peak(self) -> int | None:
         """Bytes that the unmodified trace needs, for use after an error; None if unknown."""

@@ -295,7 +295,7 @@ def all_rows(ids: tf.Tensor, values: tf.Tensor, divisor: tf.Tensor, bad: tf.Tens
 
 
 def _sums_so_far(marks: tf.Tensor) -> tf.Tensor:
-    """Of each number the sum of those up to it; of lines first, and then of lines' sums."""
+    """Running sums: of lines first, and then of lines' sums."""
     size = marks.shape[0]
     if size <= LINE:
         return tf.cumsum(marks)
@@ -321,6 +321,6 @@ def _chosen(
 
 
 def _added(*given: tf.Tensor) -> list[tf.Tensor]:
-    """The same, for a variable that adds them: -0.0, of which nothing comes, in place of 0.0."""
+    """The sums for a variable that adds them: -0.0, which changes nothing, in place of 0.0."""
     (found,) = _chosen(*given)
     return [tf.where(tf.equal(found, 0), -tf.zeros_like(found), found)]

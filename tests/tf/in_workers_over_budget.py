@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -43,20 +44,19 @@ def excess(patch: pytest.MonkeyPatch, peaks: Callable[[int], int]) -> None:
     patch.setattr(Meter, "watched_on", fake)
 
 
-def exceeding(worker: Worker, peaks: Callable[[int], int], pause: float = 0.0, **changes: Any) -> tuple[Any, list[str]]:
+def exceeding(worker: Worker, peaks: Callable[[int], int], pause: float = 0.0) -> tuple[Any, list[str]]:
     """The report of each call, and the warnings, of a step whose peaks are faked; it computes what it always did.
 
     Args:
         worker: this one.
         peaks: of each call that is watched, by its number.
         pause: seconds before what follows the watched calls.
-        changes: of `Workers`.
     """
     plain, ours = Training(worker.strategy, 0.3), Training(worker.strategy, 0.3)
     reference, batch, reports = tf.function(plain.in_all), tf.constant(BATCH), []
     tf.random.set_seed(1)
     expected = [float(reference(batch)) for _ in range(STEPS)]
-    step = worker.optimized(ours.in_all, budget(worker), **changes)
+    step = worker.optimized(ours.in_all, budget(worker))
     tf.random.set_seed(1)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -123,11 +123,17 @@ def a_worker_cannot_plan_again(worker: Worker) -> None:
 
 def a_worker_pauses(worker: Worker) -> None:
     """It may evaluate, for longer than the others wait: then each keeps its plan, although one is over its budget."""
-    pause = (0.0, 2 * PATIENCE)[worker.index]
-    reports, _ = exceeding(worker, lambda call: within_or_over(worker), pause, patience=PATIENCE)
+    exchange, pause = agreed_peaks.exchange, (0.0, 2 * PATIENCE)[worker.index]
+
+    def hurried(board: Any, workers: Any, *given: Any) -> Any:
+        return exchange(board, replace(workers, patience=PATIENCE), *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreed_peaks, "exchange", hurried)  # what comes before may take longer on a busy machine
+        reports, _ = exceeding(worker, lambda call: within_or_over(worker), pause)
     assert [report.transfers for report in reports] == [reports[0].transfers] * STEPS
     note = next(note for note in reports[-1].notes if note.startswith("planned once: "))
-    assert "/job:worker/task:1 said nothing of its peaks within 2 seconds" in note
+    assert "/job:worker/task:1 said nothing of its peaks within " in note
     worker.both(note)
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from tests.tf import fake_gpu
 
-ON_FAKE_GPU = (
-    "budgets", "library_products", "ops", "orders", "product_steps", "programs", "products", "sparse", "steps", "tuning"
-)  # fmt: skip
+ON_FAKE_GPU = ("library_products", "ops", "orders", "product_steps", "programs", "products", "steps", "tuning")
+LONG = ("budgets", "random", "sparse")
 
 
 def test_launches_in_flight_have_addresses_of_their_own(on_fake_driver: Callable[[str], None]) -> None:
@@ -26,6 +25,6 @@ def test_ctas_that_wait_for_each_other_run_at_once(on_fake_driver: Callable[[str
 
 
 @pytest.mark.timeout(660)
-@pytest.mark.parametrize("file", [*ON_FAKE_GPU, pytest.param("random", marks=pytest.mark.long)])
+@pytest.mark.parametrize("file", [*ON_FAKE_GPU, *(pytest.param(file, marks=pytest.mark.long) for file in LONG)])
 def test_regions_on_a_fake_gpu(file: str) -> None:
     fake_gpu.run_file(file)

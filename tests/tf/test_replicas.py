@@ -36,8 +36,8 @@ def test_plans_are_compared_by_steps_of_all_replicas() -> None:
     "cases",
     [
         "loops",
-        "embeddings_keras",
         *long(
+            "embeddings_keras",
             "other_loops",
             "of_keras_3",
             "optimizers",
@@ -63,7 +63,7 @@ def test_dynamic_nets(cases: str) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cases", ["forms", "servers", "meshes"])
+@pytest.mark.parametrize("cases", ["forms", "servers", *long("meshes")])
 def test_what_has_no_plan_runs_or_is_refused(cases: str) -> None:
     require_equal("in_other_strategies", cases)
 

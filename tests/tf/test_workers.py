@@ -87,10 +87,10 @@ def results(cases: str, folder: Path) -> list[tuple[int, str]]:
     "cases",
     [
         "agreeing",
-        "over_budget",
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
+                "over_budget",
                 "two_devices",
                 "models_of_tf_keras_train",
                 "plans_of_models_differ",

@@ -60,7 +60,7 @@ class Reason(Enum):
     UNROLLED_IDLE = "recurrent", f"{_AGAIN}, and the graph holds a gradient of them that nothing needs"
     UNROLLED_BECAUSE = "recurrent", f"{_AGAIN}, and {{because}}"
     UNROLLED_TRAINED_BECAUSE = "recurrent", f"{_AGAIN}, with their gradient, and {{because}}"
-    UNROLLED_CONVOLUTION = "recurrent", f"{_AGAIN}, and '{{node}}' ({{op}}) takes states that are not [batch, units]"
+    UNROLLED_CONVOLUTION = "recurrent", f"{_AGAIN}, and '{{node}}' ({{op}}) takes states that are not matrices"
     STEP_FETCHED = "recurrent", "'{node}' of a single step is fetched by name"
     STEPS_FETCHED = "recurrent", "'{node}', the outputs of all steps, is fetched by name"
     STEP_READ = "recurrent", "'{node}' ({op}) reads '{tensor}' of single steps"

@@ -116,14 +116,15 @@ def test_a_gradient_is_a_cell_that_can_be_differentiated(name: str) -> None:
     Problem(differentiate(library(UNITS)[name]).backward).check()
 
 
-POINTS = {1: [(x,) for x in (-1.3, -0.6, 0.4, 0.6, 1.9)], 2: [(1.0, 2.0), (0.7, -0.3), (-1.6, -0.5), (2.0, 1.5)]}
+POINTS = {1: [(x,) for x in (-1.3, -0.6, 0.4, 0.6, 1.9)], 2: [(1.0, 2.0), (0.7, -0.3), (-1.5, -0.5), (2.0, 1.5)]}
 POINTS[3] = [(1.0, 2.0, 3.0), (0.0, 2.0, 3.0)]
 
 
 @pytest.mark.parametrize("op", FLOAT_OPS)
 def test_every_elementwise_op(op: str) -> None:
-    """At those of the points that are in its domain."""
+    """At those of the points that are in its domain, and where it does not jump."""
     points = [point for point in POINTS[FLOAT_OPS[op].arity] if np.isfinite(evaluate(op, np.array(point)))]
+    points = [point for point in points if op != "floor_mod" or point[0] % point[1]]
     assert len(points) > 1
     for values in map(np.array, points):
         for argument in range(len(values)):

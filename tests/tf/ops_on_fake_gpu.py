@@ -311,7 +311,7 @@ def test_variables_are_what_steps_make_of_them(gpu: FakeGpu, scattered: bool) ->
     )
     region = Region(1, (floats(2, 3),) * 2, values, steps, (3, 0))
     v, w = tf.Variable(np.ones((2, 3), np.float32)), tf.Variable(np.zeros((2, 3), np.float32))
-    if scattered:  # from now on nobody shares its memory
+    if scattered:  # from now on nothing else shares its memory
         for variable in (v, w):
             tf.raw_ops.ResourceScatterAdd(resource=variable.handle, indices=[0], updates=np.ones((1, 3), np.float32))
     step, x = stitched(gpu, region, [v.handle, w.handle]), tf.constant(np.arange(6, dtype=np.float32).reshape(2, 3))

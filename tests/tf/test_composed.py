@@ -45,11 +45,8 @@ def _run(make: Any, steps: int, budget: int | None, passes: Any, how: dict[str, 
     return trained(make, steps, memory_budget=budget, passes=passes, fusion=FULL, **how)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("share", [60, 50])
-@pytest.mark.parametrize("make", NETS, ids=lambda make: make.__name__)
-def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, share: int) -> None:
+def stitched_within(make: Any, share: int) -> tfmem.Report:
+    """The report of a net in so many hundredths of its memory: stitched, within the budget, and it trains as plain."""
     unchanged = run(make, 4, 1 << 34, ("offload",)).report
     assert unchanged is not None
     assert unchanged.peak_measured
@@ -58,9 +55,8 @@ def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, share: int) -
     report = both.report
     assert both.settled
     assert report is not None
-    assert (report.fusion_state, report.decision) == (Fusion.STITCHED, Decision.MOVED), report.fusion
+    assert report.fusion_state is Fusion.STITCHED, report.fusion
     assert report.running
-    assert report.transfers
     assert report.peak_measured is not None
     assert report.peak_measured <= budget
     assert "OVER BUDGET" not in str(report)
@@ -68,27 +64,22 @@ def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, share: int) -
     np.testing.assert_allclose(both.losses, plain.losses, rtol=2e-4)
     for found, expected in zip(both.weights, plain.weights, strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4)
+    return report
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("share", [60, 50])
+@pytest.mark.parametrize("make", NETS, ids=lambda make: make.__name__)
+def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, share: int) -> None:
+    report = stitched_within(make, share)
+    assert report.decision == Decision.MOVED
+    assert report.transfers
 
 
 @pytest.mark.timeout(300)
 def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() -> None:
-    make = composed_steps.pooled
-    unchanged = run(make, 4, 1 << 34, ("offload",)).report
-    assert unchanged is not None
-    assert unchanged.peak_measured
-    budget = unchanged.peak_measured * 19 // 100
-    both = run(make, 8, budget, PASSES)
-    report = both.report
-    assert both.settled
-    assert report is not None
-    assert report.splits
-    assert report.fusion_state is Fusion.STITCHED, report.fusion
-    assert report.peak_measured is not None
-    assert report.peak_measured <= budget
-    plain = run(make, len(both.losses), None, None)
-    np.testing.assert_allclose(both.losses, plain.losses, rtol=2e-4)
-    for found, expected in zip(both.weights, plain.weights, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4)
+    assert stitched_within(composed_steps.pooled, 19).splits
 
 
 @pytest.mark.timeout(300)

@@ -92,6 +92,20 @@ def test_a_list_that_loops_pass_on_counts_once(x: Any) -> None:
     assert abs(held(cut) - held(whole)) <= held(whole) // 4
 
 
+@pytest.mark.parametrize("policy", ["optimal", "autovm"])
+def test_a_loop_larger_than_its_budget(flow: Any, policy: str) -> None:
+    x = tf.random.stateless_normal([2048, 64], [3, 4])
+    plain = tf.function(Net().step)
+    function = within(Net().step, 10 * MIB + in_use(), policy=policy)
+    for _ in range(8):
+        assert function(x).numpy() == plain(x).numpy()
+    report = tfmem.report(function)
+    assert "OVER BUDGET" not in str(report)
+    assert report.peak_before - report.peak_measured > STEPS * MIB // 4
+    assert report.peak_predicted == pytest.approx(report.peak_measured, rel=0.05)
+    assert any(each.offload_after == RECOMPUTED for each in report.transfers) or policy == "autovm"
+
+
 def test_a_loop_in_pieces_is_stitched_in_pieces(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where what is stitched has another layout, as on a GPU."""
     monkeypatch.setattr(traces, "grappled_to_stitch", grappled)
@@ -104,18 +118,3 @@ def test_a_loop_in_pieces_is_stitched_in_pieces(x: Any, monkeypatch: pytest.Monk
         return sum(node.op in ("While", "StatelessWhile") for node in captured.graph_def.node)
 
     assert loops(cut) == loops(trace.optimized()) > loops(whole)
-
-
-@pytest.mark.parametrize("policy", ["optimal", "autovm"])
-def test_a_loop_larger_than_its_budget(flow: Any, policy: str) -> None:
-    x = tf.random.stateless_normal([2048, 64], [3, 4])
-    plain = tf.function(Net().step)
-    function = within(Net().step, 10 * MIB + in_use(), policy=policy)
-    for _ in range(8):
-        assert function(x).numpy() == plain(x).numpy()
-    report = tfmem.report(function)
-    assert "OVER BUDGET" not in str(report)
-    assert report.peak_before - report.peak_measured > STEPS * MIB // 4
-    # which chunks earlier steps left decides whether one more tensor of 512 KiB counts
-    assert report.peak_predicted == pytest.approx(report.peak_measured, abs=MIB)
-    assert any(each.offload_after == RECOMPUTED for each in report.transfers) or policy == "autovm"

@@ -174,7 +174,7 @@ def twice(names: int) -> Region:
 def test_variables_are_what_steps_make_of_them(gpu: FakeGpu, names: int, scattered: bool) -> None:
     """One variable under two names is one copy in host memory."""
     v = tf.Variable(np.ones((2, 3), np.float32))
-    if scattered:  # from now on nobody shares its memory
+    if scattered:  # from now on nothing else shares its memory
         tf.raw_ops.ResourceScatterAdd(resource=v.handle, indices=[0], updates=np.zeros((1, 3), np.float32))
     run = stitched(gpu, twice(names), [v.handle] * names, [])
     for place in range(3):

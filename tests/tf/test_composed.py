@@ -87,8 +87,8 @@ def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     make = composed_steps.mlp
     unchanged = run(make, 4, 1 << 34, ("offload",)).report
     assert unchanged is not None
-    assert unchanged.peak_measured
-    budget = unchanged.peak_measured * 6 // 10
+    assert unchanged.peak_before
+    budget = unchanged.peak_before * 66 // 100  # predicted, so equal at any load; 3 chunks more than its plan takes
     both = run(make, 8, budget, PASSES, regions_win=False)
     report = both.report
     assert report is not None

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes import pipeline
-from graph_passes.analysis.cost.model import Measured
+from graph_passes.analysis.cost.model import MeasuredCosts
 from graph_passes.analysis.memory.simulate import Link, usage_under
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, parse_input
@@ -90,9 +90,9 @@ def training_step() -> tuple[Any, tf.Tensor]:
     return step, tf.random.stateless_normal([2048, 512], [1, 1])
 
 
-def one_second_each(graph: Graph) -> Measured:
+def one_second_each(graph: Graph) -> MeasuredCosts:
     """Costs as if each op had been seen to take one second and no workspace, with nothing else in memory."""
-    return Measured({node.name: 1.0 for node in graph}, {node.name: 0 for node in graph}, 0, None)  # type: ignore[arg-type]
+    return MeasuredCosts({node.name: 1.0 for node in graph}, {node.name: 0 for node in graph}, 0, None)  # type: ignore[arg-type]
 
 
 def recurrent() -> None:

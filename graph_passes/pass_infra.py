@@ -28,7 +28,7 @@ Plan_co = TypeVar("Plan_co", covariant=True)
 Plan_contra = TypeVar("Plan_contra", contravariant=True)
 
 
-class Phase(enum.Enum):
+class PassPhase(enum.Enum):
     """Where in the pipeline a pass stands.
 
     Attributes:
@@ -42,7 +42,7 @@ class Phase(enum.Enum):
     UNDER_BUDGET = enum.auto()
 
 
-class Planner(Protocol[Needs_contra, Plan_co]):
+class PassPlanner(Protocol[Needs_contra, Plan_co]):
     """Decides. It edits nothing: a graph that it changes is a `WorkingCopy` that it made."""
 
     def __call__(self, source: Readable, needs: Needs_contra, /) -> tuple[Plan_co, Graph]:
@@ -70,15 +70,15 @@ class Pass(Generic[Needs, Plan]):
     """
 
     name: str
-    phase: Phase
+    phase: PassPhase
     option: str
-    plan: Planner[Needs, Plan]
+    plan: PassPlanner[Needs, Plan]
     rewrites: Applier[Plan]
     contract: Contract
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[Plan]):
+class PassOutcome(Generic[Plan]):
     """What came of one pass.
 
     Attributes:
@@ -93,16 +93,16 @@ class Outcome(Generic[Plan]):
 
 
 # Makes what a pass needs of what came of the passes before it; None: the pass does not run.
-NeedsOf = Callable[[Mapping[str, Outcome[Any]]], Any]
+NeedsOf = Callable[[Mapping[str, PassOutcome[Any]]], Any]
 
 
 def run_passes(
-    phase: Phase,
+    phase: PassPhase,
     asked: Collection[str],
     source: Source,
     needs: Mapping[str, NeedsOf],
     passes: Sequence[Pass[Any, Any]],
-) -> dict[str, Outcome[Any]]:
+) -> dict[str, PassOutcome[Any]]:
     """Plan and carry out the passes of a phase, each on what those before it left; one that fails costs no other.
 
     Args:
@@ -116,7 +116,7 @@ def run_passes(
     Returns:
         What came of each pass that ran, by its name.
     """
-    done: dict[str, Outcome[Any]] = {}
+    done: dict[str, PassOutcome[Any]] = {}
     for each in passes:
         if each.phase is not phase or each.option not in asked or each.name not in needs:
             continue
@@ -126,15 +126,15 @@ def run_passes(
             if handed is not None:
                 done[each.name] = _run(each, source, handed)
         except Exception as error:  # whatever it is, the step runs without this pass
-            done[each.name] = Outcome(failed=error)
+            done[each.name] = PassOutcome(failed=error)
     return done
 
 
-def _run(each: Pass[Needs, Plan], source: Source, needs: Needs) -> Outcome[Plan]:
+def _run(each: Pass[Needs, Plan], source: Source, needs: Needs) -> PassOutcome[Plan]:
     plan, graph = each.plan(source, needs)
     rewrites = each.rewrites(plan, graph)
     if not rewrites:
-        return Outcome(plan)
+        return PassOutcome(plan)
     each.contract.require(graph)
     check = partial(each.contract.ensure, graph, rewrites, source.keep(graph))
-    return Outcome(plan, source.edit(graph, rewrites, check))
+    return PassOutcome(plan, source.edit(graph, rewrites, check))

@@ -26,14 +26,14 @@ from graph_passes.graph.ops import FUSION_OP, has_regions
 from graph_passes.graph.order import schedule
 from graph_passes.graph.rewrite import Rewrite, apply_rewrites
 from graph_passes.graph.verify import verify_merged
-from graph_passes.pass_infra import NeedsOf, Outcome, Pass, Phase
+from graph_passes.pass_infra import NeedsOf, Pass, PassOutcome, PassPhase
 from graph_passes.passes.fuse.apply import fusion_rewrites
 from graph_passes.passes.fuse.plan import plan_fusion
 from graph_passes.passes.merge.apply import merge_rewrites
 from graph_passes.passes.merge.plan import plan_merge
 from graph_passes.passes.offload.apply import offload_rewrites, transfers
 from graph_passes.passes.offload.options import RECOMPUTING, OffloadOptions
-from graph_passes.passes.offload.plan import How, Needs, OffloadPlan, Probing, Wanted, plan_step_memory
+from graph_passes.passes.offload.plan import How, Needs, OffloadPlan, PlanRequest, Probing, plan_step_memory
 from graph_passes.passes.prepare.apply import prepare_rewrites
 from graph_passes.passes.prepare.copies import CHEAP
 from graph_passes.passes.prepare.plan import plan_prepare
@@ -49,8 +49,8 @@ from graph_passes.report import MOVED, RECOMPUTED, UNCHANGED_FITS, Report, Trans
 from graph_passes.step_picture import pictured
 
 __all__ = [
-    "FUSE", "MERGE", "OFFLOAD", "PASSES", "PREPARE", "PRODUCTS", "RECURRENT", "SPLIT", "Outcome", "Pass", "Phase",
-    "Step", "StepSource", "describe", "edit_step", "plan_step", "run_passes", "runs",
+    "FUSE", "MERGE", "OFFLOAD", "PASSES", "PREPARE", "PRODUCTS", "RECURRENT", "SPLIT", "Pass", "PassOutcome",
+    "PassPhase", "Step", "StepSource", "describe", "edit_step", "plan_step", "run_passes", "runs",
 ]  # fmt: skip
 
 _EDITS = Contract(
@@ -61,7 +61,7 @@ _AFTER_GRAPPLER = replace(_EDITS, requires=frozenset({Property.WELL_FORMED, Prop
 
 RECURRENT = Pass(
     "recurrent",
-    Phase.BEFORE_GRAPPLER,
+    PassPhase.BEFORE_GRAPPLER,
     "recurrent",
     plan_recurrent,
     recurrent_rewrites,
@@ -69,7 +69,7 @@ RECURRENT = Pass(
 )
 PRODUCTS = Pass(
     "products",
-    Phase.BEFORE_GRAPPLER,
+    PassPhase.BEFORE_GRAPPLER,
     "recurrent",
     plan_products,
     product_rewrites,
@@ -77,7 +77,7 @@ PRODUCTS = Pass(
 )
 PREPARE = Pass(
     "prepare",
-    Phase.AFTER_GRAPPLER,
+    PassPhase.AFTER_GRAPPLER,
     "fusion",
     plan_prepare,
     prepare_rewrites,
@@ -87,7 +87,7 @@ PREPARE = Pass(
 )
 MERGE = Pass(
     "merge",
-    Phase.AFTER_GRAPPLER,
+    PassPhase.AFTER_GRAPPLER,
     "fusion",
     plan_merge,
     merge_rewrites,
@@ -98,16 +98,16 @@ MERGE = Pass(
 )
 FUSE = Pass(
     "fuse",
-    Phase.AFTER_GRAPPLER,
+    PassPhase.AFTER_GRAPPLER,
     "fusion",
     plan_fusion,
     fusion_rewrites,
     replace(_AFTER_GRAPPLER, inserts=frozenset({FUSION_OP})),
 )
-SPLIT = Pass("split", Phase.UNDER_BUDGET, "offload", plan_split, split_rewrites, _AFTER_GRAPPLER)
+SPLIT = Pass("split", PassPhase.UNDER_BUDGET, "offload", plan_split, split_rewrites, _AFTER_GRAPPLER)
 OFFLOAD = Pass(
     "offload",
-    Phase.UNDER_BUDGET,
+    PassPhase.UNDER_BUDGET,
     "offload",
     plan_step_memory,
     offload_rewrites,
@@ -118,18 +118,18 @@ OFFLOAD = Pass(
 PASSES: tuple[Pass[Any, Any], ...] = (RECURRENT, PRODUCTS, PREPARE, MERGE, FUSE, SPLIT, OFFLOAD)
 
 
-def runs(phase: Phase, asked: Collection[str]) -> bool:
+def runs(phase: PassPhase, asked: Collection[str]) -> bool:
     """Whether a user who asked for these passes wants any of `phase`."""
     return any(each.phase is phase and each.option in asked for each in PASSES)
 
 
 def run_passes(
-    phase: Phase,
+    phase: PassPhase,
     asked: Collection[str],
     source: Source,
     needs: Mapping[str, NeedsOf],
     passes: Sequence[Pass[Any, Any]] = PASSES,
-) -> dict[str, Outcome[Any]]:
+) -> dict[str, PassOutcome[Any]]:
     """See `pass_infra.run_passes`; by default of all passes."""
     return pass_infra.run_passes(phase, asked, source, needs, passes)
 
@@ -232,7 +232,7 @@ def plan_step(
         InfeasibleBudgetError: the budget is too small for any plan.
     """
     try:
-        wanted = Wanted(
+        wanted = PlanRequest(
             link,
             budget,
             How(
@@ -286,7 +286,9 @@ def edit_step(
         GraphError: the plan is none for this step; nothing was edited.
     """
     source, needs = StepSource(step, editor), Needs(timeline, options, plan, probing, spill_key)
-    outcome = run_passes(Phase.UNDER_BUDGET, (OFFLOAD.option,), source, {OFFLOAD.name: lambda _: needs})[OFFLOAD.name]
+    outcome = run_passes(PassPhase.UNDER_BUDGET, (OFFLOAD.option,), source, {OFFLOAD.name: lambda _: needs})[
+        OFFLOAD.name
+    ]
     failed = next(iter(outcome.errors.values()), outcome.failed)
     if failed is not None:
         raise failed

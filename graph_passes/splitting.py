@@ -15,9 +15,9 @@ from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
 from graph_passes.passes.split.apply import split_graph
-from graph_passes.passes.split.plan import SplitChoice, SplitNeeds, Trial
+from graph_passes.passes.split.plan import SplitChoice, SplitEstimate, SplitNeeds
 from graph_passes.passes.split.split_regions import SplitPlan
-from graph_passes.pipeline import SPLIT, Outcome, Phase, Step, StepSource, plan_step, run_passes
+from graph_passes.pipeline import SPLIT, PassOutcome, PassPhase, Step, StepSource, plan_step, run_passes
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
 
@@ -69,16 +69,16 @@ def split_step(
     if step.shared or len(devices) > 1:
         return Reason.SPLIT_SHARED(detail=step.shared or ", ".join(devices))
 
-    def trial(plan: SplitPlan) -> Trial:
+    def trial(plan: SplitPlan) -> SplitEstimate:
         go_on()
         found = _read_again(step, *split_graph(plan, step.graph))
         timeline = timeline_of(found)
         try:
             planned = plan_step(found, timeline, link, budget, options, effort=Effort.GREEDY)
         except InfeasibleBudgetError as error:
-            return Trial(error.least)
+            return SplitEstimate(error.least)
         floor = planned.verdict.smallest_budget if planned.verdict else planned.after.peak
-        return Trial(floor, planned.after.seconds)
+        return SplitEstimate(floor, planned.after.seconds)
 
     timeline = timeline_of(step)
     if budget <= timeline.base:
@@ -89,8 +89,8 @@ def split_step(
     seconds = float(timeline.begins[-1])
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
     needs = SplitNeeds(step.order, step.fetches, timeline.turn, over, budget, trial, faster_than)
-    done = run_passes(Phase.UNDER_BUDGET, (SPLIT.option,), StepSource(step), {SPLIT.name: lambda _: needs})
-    outcome: Outcome[SplitChoice] = done[SPLIT.name]
+    done = run_passes(PassPhase.UNDER_BUDGET, (SPLIT.option,), StepSource(step), {SPLIT.name: lambda _: needs})
+    outcome: PassOutcome[SplitChoice] = done[SPLIT.name]
     failed = next(iter(outcome.errors.values()), outcome.failed)
     if failed is not None:
         raise failed

@@ -15,7 +15,7 @@ MOST_ALIVE = 40  # tensors at the peak: the largest
 
 
 @dataclass
-class Schedule:
+class ReplayRecord:
     """What a replay of the plan writes down.
 
     Attributes:
@@ -48,7 +48,7 @@ def pictured(timeline: Timeline, moves: Sequence[Move], link: Link, peaks: tuple
     }
 
 
-def schedule(timeline: Timeline, moves: Sequence[Move], link: Link) -> Schedule:
+def schedule(timeline: Timeline, moves: Sequence[Move], link: Link) -> ReplayRecord:
     """The times of `simulate`, op by op; it holds every op, where the planner's replay skips those between moves."""
     names = [str(timeline.buffers[move.buffer].tensor) for move in moves]
     copies = [(index, move) for index, move in enumerate(moves) if not move.recomputed]
@@ -57,7 +57,7 @@ def schedule(timeline: Timeline, moves: Sequence[Move], link: Link) -> Schedule:
     prefetches = by_position((move.prefetch, index) for index, move in copies)
     arrivals = by_position((move.next, index) for index, move in copies)
     again = by_position((move.next, timeline.recomputing(move.gap)) for move in moves if move.recomputed)
-    found = Schedule()
+    found = ReplayRecord()
     now = out_free = in_free = 0.0
     ends: dict[int, float] = {}
 
@@ -98,7 +98,7 @@ def longest(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(sorted([*ops[:MOST_SPANS], *others], key=lambda span: (span.begin, span.lane)))
 
 
-def slowest(timeline: Timeline, moves: Sequence[Move], found: Schedule) -> tuple[tuple[str, int], ...]:
+def slowest(timeline: Timeline, moves: Sequence[Move], found: ReplayRecord) -> tuple[tuple[str, int], ...]:
     """(tensor, nanoseconds that computation waits for it), slowest first."""
     by_tensor: dict[str, float] = {}
     for index, seconds in found.waits.items():

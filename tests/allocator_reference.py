@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from graph_passes.analysis.memory.fragmentation import SMALL, Chunk, Failure, Held, Room, rounded
+from graph_passes.analysis.memory.fragmentation import SMALL, Chunk, Failure, HeldBuffer, Room, rounded
 from graph_passes.analysis.memory.simulate import Move, Padding
 from graph_passes.analysis.memory.timeline import Timeline
 
@@ -124,7 +124,7 @@ def replayed(
     *,
     excused: Container[int] = (),
     until: int | None = None,
-) -> tuple[Failure | None, list[Held], list[int]]:
+) -> tuple[Failure | None, list[HeldBuffer], list[int]]:
     """Where the step runs out of room, what is in memory there or at `until`, and which ops miss their workspace."""
     run = _Replay(timeline, room, excused)
     failure = None
@@ -132,7 +132,7 @@ def replayed(
         run.run(moves, paddings, until)
     except _NoRoomError as error:
         failure = error.failure
-    return failure, [Held(index, *chunk, run.taken[index]) for index, chunk in run.held.items()], run.missed
+    return failure, [HeldBuffer(index, *chunk, run.taken[index]) for index, chunk in run.held.items()], run.missed
 
 
 class _NoRoomError(Exception):

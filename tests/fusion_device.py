@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from custom_ops import build_flags
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 
 
@@ -21,7 +21,7 @@ def compiler() -> Compiler:
 
 
 @pytest.fixture(scope="module")
-def device(compiler: Compiler) -> Iterator[Device]:
+def device(compiler: Compiler) -> Iterator[DeviceContext]:
     """A device whose kernels run on the CPU."""
     with CpuDevice(driver=Driver(), compile_source=compiler) as found:
         yield found

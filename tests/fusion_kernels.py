@@ -13,13 +13,13 @@ from custom_ops.expr import reference
 from custom_ops.expr.program import Program
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.search.bench import Launcher
-from custom_ops.fusion.search.space import Layout, kernels
-from custom_ops.jit.device import Device
+from custom_ops.fusion.search.bench import PatternLauncher
+from custom_ops.fusion.search.space import RowLayout, kernels
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.image import KernelImage
-from custom_ops.jit.launch import Kernel, Module
+from custom_ops.jit.launch import LoadedKernel, Module
 from tests.elementwise_edges import different
 
 Shapes = Sequence[Sequence[int | None]]
@@ -48,10 +48,10 @@ class Case:
 
     def kernel(self, entry: str = "fusion") -> FusionKernel:
         pattern = Pattern.of(self.program, [t.shape for t in self.tensors] if self.shapes is None else self.shapes)
-        return make(pattern, Configuration(self.template, self.threads, self.vector), self.wide, entry)
+        return make(pattern, PatternConfiguration(self.template, self.threads, self.vector), self.wide, entry)
 
 
-def compare(device: Device, cases: Sequence[Case]) -> list[FusionKernel]:
+def compare(device: DeviceContext, cases: Sequence[Case]) -> list[FusionKernel]:
     """Compiles them in one go, runs each, and compares with the definition in NumPy."""
     kernels = [case.kernel(f"fusion_{number}") for number, case in enumerate(cases)]
     code = device.compile_source("\n".join(kernel.source.text for kernel in kernels), device.arch, contract=False)
@@ -71,7 +71,7 @@ def check(case: Case, tensors: Sequence[NDArray[Any]], found: Sequence[NDArray[A
 
 
 def run(
-    device: Device,
+    device: DeviceContext,
     kernel: FusionKernel,
     tensors: Sequence[NDArray[Any]],
     module: Module,
@@ -86,7 +86,7 @@ def run(
     sizes = program.sizes(shapes)
     threads, cooperative = kernel.plan.configuration.threads, kernel.plan.cooperative
     image = KernelImage(device.arch, source.entry, threads, code, source.shared, cooperative=cooperative)
-    compiled = Kernel(image, module)
+    compiled = LoadedKernel(image, module)
     outputs = [
         np.empty([sizes[axis] for axis in output.axes], numpy_dtype(program.types[output.node].dtype))
         for output in program.outputs
@@ -95,7 +95,7 @@ def run(
     made = [device.allocate(output.nbytes) for output in outputs]
     for output, tensor in (in_place or {}).items():
         made[output] = given[tensor]
-    Launcher(kernel, compiled, device).prepare(shapes, given, made, resident, tf32)(device.stream)
+    PatternLauncher(kernel, compiled, device).prepare(shapes, given, made, resident, tf32)(device.stream)
     return [device.download(place, output) for place, output in zip(made, outputs, strict=True)]
 
 
@@ -106,7 +106,7 @@ def _bytes(tensor: NDArray[Any]) -> NDArray[Any]:
 def varied(pattern: Pattern, shapes: Sequence[Sequence[int]], most: int = 100, threads: int = 64) -> list[FusionKernel]:
     """Kernels of a pattern that differ in more than a number: in owners, phases, arrays, or what is split."""
     layouts = [
-        Layout(threads, vector, each, 3, split, cache=True)
+        RowLayout(threads, vector, each, 3, split, cache=True)
         for each in (32, 1, 4)
         for vector in (4, 1)
         for split in (False, True)

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 
 
 @pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
+def device() -> Iterator[DeviceContext]:
     """The GPU, current while a module's tests run; without one they are skipped, and say why."""
     try:
-        found = Device()
+        found = DeviceContext()
     except KernelError as error:
         pytest.skip(str(error))
     with found:

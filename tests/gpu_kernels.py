@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.gpu_program import build
@@ -58,7 +58,7 @@ class Sweep:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         launcher: Launcher,
         spec: RecurrentSpec,
         given: list[Arrays],
@@ -98,13 +98,13 @@ class Sweep:
         return done, int(self._device.download(self._memory, np.zeros(1, np.int32))[0])
 
 
-def launcher_of(device: Device, spec: RecurrentSpec, configuration: Configuration) -> Launcher:
+def launcher_of(device: DeviceContext, spec: RecurrentSpec, configuration: Configuration) -> Launcher:
     program = build(spec, configuration, device.arch, compile_source=device.compile_source)
     return Launcher(program, device.driver)
 
 
 def run(
-    device: Device,
+    device: DeviceContext,
     cell: Cell,
     units: int,
     configuration: Configuration,
@@ -135,7 +135,7 @@ def check(found: list[Any], wanted: list[Any], bound: float) -> None:
         assert error < bound, f"result {place}: relative error {error:.2e}, bound {bound:.0e}"
 
 
-def compare(device: Device, cell: Cell, units: int, batch: int, time: int = 20, **options: Any) -> None:
+def compare(device: DeviceContext, cell: Cell, units: int, batch: int, time: int = 20, **options: Any) -> None:
     bound = options.pop("bound", 1e-5)
     configuration = Configuration(**options)
     arrays = inputs(cell, units, time, batch)
@@ -144,7 +144,7 @@ def compare(device: Device, cell: Cell, units: int, batch: int, time: int = 20, 
     check(found, expected(cell, units, arrays), bound)
 
 
-def check_that_nan_and_infinity_stay(device: Device, options: Configuration, precision: str = "highest") -> None:
+def check_that_nan_and_infinity_stay(device: DeviceContext, options: Configuration, precision: str = "highest") -> None:
     cell, units = cells.simple_rnn("relu"), 24
     arrays = inputs(cell, units, 6, 9)
     arrays["matrices"][0] = np.abs(arrays["matrices"][0])  # so that infinity stays infinity

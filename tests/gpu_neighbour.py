@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from custom_ops.jit import nvrtc
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import checked, cuda_driver
 
 SOURCE = """
@@ -26,7 +26,7 @@ THREADS = 128
 class Neighbour:
     """A stream that keeps blocks on a device, current while `with` lasts."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceContext) -> None:
         self._driver = driver = cuda_driver()
         self._module = self._call("cuModuleLoadData", nvrtc.compile_source(SOURCE, device.arch))
         self._kernel = self._call("cuModuleGetFunction", self._module, b"busy")

@@ -19,7 +19,7 @@ from tfmem.options import Options
 DAY = 24 * 3600
 
 
-class State(StrEnum):
+class FindingState(StrEnum):
     """How a line of the doctor ends."""
 
     WORKS = "works"
@@ -39,13 +39,13 @@ class Finding:
     """
 
     what: str
-    state: State
+    state: FindingState
     found: str
     cure: str = ""
 
 
 @dataclass(frozen=True)
-class Machine:
+class Surroundings:
     """What the doctor looks at, so that a test can break each part.
 
     Attributes:
@@ -63,121 +63,124 @@ class Machine:
     imported: Callable[[str], Any] = importlib.import_module
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> Surroundings:
         """This machine, with the options of the environment."""
         cards = tuple(sorted(Path("/dev").glob("nvidia[0-9]*")))
         return cls(Options.from_env(), build_flags.python_include(), cards)
 
 
-def examine(machine: Machine) -> Iterator[Finding]:
+def examine(machine: Surroundings) -> Iterator[Finding]:
     """Look at one part after another. If a look fails, that is a finding as well."""
     for what, look in LOOKS.items():
         try:
             yield Finding(what, *look(machine))
         except Exception as error:
             cure = "" if isinstance(error, TfmemError) else "report this, with what `tfmem doctor --json` prints"
-            yield Finding(what, State.BROKEN, f"{type(error).__name__}: {error}", cure)
+            yield Finding(what, FindingState.BROKEN, f"{type(error).__name__}: {error}", cure)
 
 
-Look = tuple[State, str] | tuple[State, str, str]
+Look = tuple[FindingState, str] | tuple[FindingState, str, str]
 
 
-def _tensorflow(machine: Machine) -> Look:
+def _tensorflow(machine: Surroundings) -> Look:
     try:
         tf = machine.imported("tensorflow")
     except ImportError as error:
-        return State.BROKEN, f"cannot be imported: {error}", "pip install 'tensorflow>=2.21,<2.22'"
+        return FindingState.BROKEN, f"cannot be imported: {error}", "pip install 'tensorflow>=2.21,<2.22'"
     version = str(tf.__version__)
     if version.split(".")[:2] != ["2", "21"]:
-        return State.BROKEN, f"{version}; tfmem is for 2.21", "pip install 'tensorflow>=2.21,<2.22'"
-    return State.WORKS, version
+        return FindingState.BROKEN, f"{version}; tfmem is for 2.21", "pip install 'tensorflow>=2.21,<2.22'"
+    return FindingState.WORKS, version
 
 
-def _keras(machine: Machine) -> Look:
+def _keras(machine: Surroundings) -> Look:
     try:
         keras = machine.imported("keras")
     except ImportError as error:
-        return State.LACKS, f"cannot be imported: {error}", "pip install keras"
+        return FindingState.LACKS, f"cannot be imported: {error}", "pip install keras"
     backend = keras.backend.backend()
     if backend != "tensorflow":
-        return State.LACKS, f"{keras.__version__} on {backend}", "export KERAS_BACKEND=tensorflow"
-    return State.WORKS, f"{keras.__version__} on TensorFlow"
+        return FindingState.LACKS, f"{keras.__version__} on {backend}", "export KERAS_BACKEND=tensorflow"
+    return FindingState.WORKS, f"{keras.__version__} on TensorFlow"
 
 
-def _onednn(machine: Machine) -> Look:
+def _onednn(machine: Surroundings) -> Look:
     stats = machine.imported("tfmem.devices").memory(machine.imported("custom_ops.load").load(), "/device:CPU:0")
     if stats.bytes_in_use < 0:
         found = "off: the CPU's allocator counts nothing, so plans for a CPU rest on estimates"
-        return State.LACKS, found, "export TF_ENABLE_ONEDNN_OPTS=1"
-    return State.WORKS, "on: memory of CPU steps is measured"
+        return FindingState.LACKS, found, "export TF_ENABLE_ONEDNN_OPTS=1"
+    return FindingState.WORKS, "on: memory of CPU steps is measured"
 
 
-def _headers(machine: Machine) -> Look:
+def _headers(machine: Surroundings) -> Look:
     if not (machine.python_headers / "Python.h").is_file():
         found = f"no Python.h in {machine.python_headers}: a checkout cannot be built"
-        return State.LACKS, found, "apt-get install python3-dev g++"
-    return State.WORKS, str(machine.python_headers)
+        return FindingState.LACKS, found, "apt-get install python3-dev g++"
+    return FindingState.WORKS, str(machine.python_headers)
 
 
-def _library(machine: Machine) -> Look:
+def _library(machine: Surroundings) -> Look:
     library = machine.imported("custom_ops.load").load()
-    return State.WORKS, library.path.name
+    return FindingState.WORKS, library.path.name
 
 
-def _driver(machine: Machine) -> Look:
+def _driver(machine: Surroundings) -> Look:
     try:
         line = machine.driver.read_text().partition("\n")[0]
     except OSError:
         cure = "install NVIDIA's driver, version 525 or later" if machine.cards else ""
-        return (State.BROKEN if machine.cards else State.LACKS), "no NVIDIA driver", cure
-    return State.WORKS, line
+        return (FindingState.BROKEN if machine.cards else FindingState.LACKS), "no NVIDIA driver", cure
+    return FindingState.WORKS, line
 
 
-def _gpus(machine: Machine) -> Look:
+def _gpus(machine: Surroundings) -> Look:
     tf = machine.imported("tensorflow")
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         names = [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in gpus]
-        return State.WORKS, ", ".join(names)
+        return FindingState.WORKS, ", ".join(names)
     if machine.cards:
         cure = "pip install 'tensorflow[and-cuda]', and check CUDA_VISIBLE_DEVICES"
-        return State.BROKEN, f"TensorFlow sees none of {many(len(machine.cards), 'card')}", cure
-    return State.LACKS, "none: steps run on the CPU"
+        return FindingState.BROKEN, f"TensorFlow sees none of {many(len(machine.cards), 'card')}", cure
+    return FindingState.LACKS, "none: steps run on the CPU"
 
 
-def _link(machine: Machine) -> Look:
+def _link(machine: Surroundings) -> Look:
     api = machine.imported("tfmem.api")
     link = api.make_engine(machine.options).link
-    return State.WORKS, f"{size(round(link.offload))}/s out of the device's memory, {size(round(link.prefetch))}/s back"
+    return (
+        FindingState.WORKS,
+        f"{size(round(link.offload))}/s out of the device's memory, {size(round(link.prefetch))}/s back",
+    )
 
 
-def _nvrtc(machine: Machine) -> Look:
+def _nvrtc(machine: Surroundings) -> Look:
     try:
         version = machine.imported("custom_ops.jit.nvrtc").compiler_version()
     except KernelError as error:
-        needed = State.BROKEN if machine.cards else State.LACKS
+        needed = FindingState.BROKEN if machine.cards else FindingState.LACKS
         why = str(error).partition(" (")[0]
         return needed, f"no kernels for GPUs can be compiled: {why}", "pip install 'tfmem[gpu]'"
-    return State.WORKS, str(version)
+    return FindingState.WORKS, str(version)
 
 
-def _cache(machine: Machine) -> Look:
+def _cache(machine: Surroundings) -> Look:
     given = machine.options.cache_directory
     if not given:
-        return State.LACKS, "none: each process profiles and compiles again", "unset TFMEM_CACHE_DIR"
+        return FindingState.LACKS, "none: each process profiles and compiles again", "unset TFMEM_CACHE_DIR"
     folder = Path(given)
     files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
     above = next(each for each in (folder, *folder.parents) if each.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
-        return State.LACKS, f"{folder} cannot be written", "set TFMEM_CACHE_DIR to a folder of yours"
+        return FindingState.LACKS, f"{folder} cannot be written", "set TFMEM_CACHE_DIR to a folder of yours"
     if not files:
-        return State.WORKS, f"{folder}, empty"
+        return FindingState.WORKS, f"{folder}, empty"
     oldest = many(round((time.time() - min(file.stat().st_mtime for file in files)) / DAY), "day")
     total = size(sum(file.stat().st_size for file in files))
-    return State.WORKS, f"{folder}: {many(len(files), 'file')}, {total}, the oldest {oldest} old"
+    return FindingState.WORKS, f"{folder}: {many(len(files), 'file')}, {total}, the oldest {oldest} old"
 
 
-LOOKS: dict[str, Callable[[Machine], Look]] = {
+LOOKS: dict[str, Callable[[Surroundings], Look]] = {
     "TensorFlow": _tensorflow,
     "Keras": _keras,
     "op library": _library,
@@ -191,6 +194,6 @@ LOOKS: dict[str, Callable[[Machine], Look]] = {
 }
 
 
-def worst(findings: Sequence[Finding]) -> State:
+def worst(findings: Sequence[Finding]) -> FindingState:
     """`BROKEN` if anything is; else `WORKS`: what is only lacking keeps no step from running."""
-    return State.BROKEN if any(each.state is State.BROKEN for each in findings) else State.WORKS
+    return FindingState.BROKEN if any(each.state is FindingState.BROKEN for each in findings) else FindingState.WORKS

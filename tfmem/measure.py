@@ -15,7 +15,7 @@ from custom_ops.errors import KernelError
 from custom_ops.expr.cpp import CPU, cpu_costs
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.recurrent.search.microbenchmark import measure as measure_kernels
 from graph_passes.analysis.memory.simulate import Link
 from tfmem.devices import Target
@@ -46,7 +46,7 @@ def profile(target: Target, link: Link, cache_directory: str) -> dict[str, Any]:
         return found | {"kernels": cpu_kernels(wake_ns())}
     found["memory"] = target.memory
     try:
-        with Device(target.ordinal) as device, kernel_folder(cache_directory) as folder:
+        with DeviceContext(target.ordinal) as device, kernel_folder(cache_directory) as folder:
             found["recurrent"] = measure_kernels(device, Cache(folder)).to_json()
     except KernelError as error:
         found["_note"] = f"kernels were not measured: {error}"

@@ -38,7 +38,7 @@ from tfmem.runtime.settings import Settings
 from tfmem.search_batch import largest_batch, largest_divided_batch
 from tfmem.steps.given_plan import planned_moves
 from tfmem.steps.job import Job
-from tfmem.steps.known_profiles import BatchProfiles, Known
+from tfmem.steps.known_profiles import BatchProfiles, KnownProfiles
 from tfmem.steps.trace import Trace
 
 POINTS = 7  # of the curve
@@ -177,7 +177,7 @@ class _Planned:
                 f"'{trace.name}' runs on several devices, which tfmem.plan does not plan ({step.shared}); call "
                 "tfmem.optimize, whose report shows each device"
             )
-        known = Known(engine, trace, BatchProfiles()).find() if here else None
+        known = KnownProfiles(engine, trace, BatchProfiles()).find() if here else None
         if known is None:
             self._timeline = step.timeline(
                 engine.estimate(workspace=not engine.settings.target.is_gpu or engine.settings.budget is None)

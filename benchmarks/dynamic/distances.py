@@ -200,7 +200,7 @@ def measure(hidden: int, sizes: Sequence[int], steps: int) -> Iterator[dict]:
     """Distances of the example's net on this process's GPU, with products in tiles and without."""
     from benchmarks.dynamic.ours import EMBEDDING
     from custom_ops.jit.cache import Cache
-    from custom_ops.jit.device import Device
+    from custom_ops.jit.device import DeviceContext
     from examples.tree_lstm import TreeLSTM
     from tfmem.kernels.recurrent import kernel_folder
     from tfmem.options import Options
@@ -210,7 +210,7 @@ def measure(hidden: int, sizes: Sequence[int], steps: int) -> Iterator[dict]:
     plan = net.handle.plan
     if plan is None:
         raise SystemExit("there is no GPU, or no kernel for it")
-    with Device(0) as device, kernel_folder(Options().cache_directory) as folder:
+    with DeviceContext(0) as device, kernel_folder(Options().cache_directory) as folder:
         programs = {
             kernel: build(net.handle.spec, device.arch, plan.chip, cache=Cache(folder), tiles=kernel == "tiles")
             for kernel in ("tiles", "rows")

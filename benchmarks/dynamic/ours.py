@@ -17,7 +17,7 @@ from benchmarks.dynamic.timing import measure, parts_of, show, words_of
 from benchmarks.dynamic.traffic import products_of, weight_traffic
 from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build, kinds_of
 from custom_ops.dynamic.op import forward_backward
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.load import load
 from examples.tree_lstm import TreeLSTM
 from tfmem import dynamic
@@ -59,7 +59,7 @@ def specialisation(net: TreeLSTM, words: int, hidden: int) -> dict[str, float]:
     polls.
     """
     assert net.handle.plan is not None
-    with Device(0) as device:
+    with DeviceContext(0) as device:
         arch = device.arch
     began = time.perf_counter()
     build(net.handle.spec, arch, net.handle.plan.chip, polls=(1 << 22) - 1 - secrets.randbelow(1 << 16))

@@ -130,7 +130,7 @@ def measure(hidden: int, sizes: Sequence[int], seconds: float) -> Iterator[dict]
     """Rows of the example's net on this process's GPU."""
     from benchmarks.dynamic.ours import EMBEDDING
     from benchmarks.dynamic.processes import numbered
-    from custom_ops.jit.device import Device
+    from custom_ops.jit.device import DeviceContext
     from examples.tree_lstm import TreeLSTM
 
     given = numbered(trees.made(256))
@@ -138,7 +138,7 @@ def measure(hidden: int, sizes: Sequence[int], seconds: float) -> Iterator[dict]
     plan, spec = net.handle.plan, net.handle.spec
     if plan is None:
         raise SystemExit("there is no GPU, or no kernel for it")
-    with Device(0) as device:
+    with DeviceContext(0) as device:
         began = time.perf_counter()
         programs = {
             kind: build(spec, device.arch, plan.chip, tiles=kind == "tiles", timed=True) for kind in ("tiles", "rows")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from custom_ops.dynamic.codegen.on_chip import Plan, holder, nodes_of
-from custom_ops.dynamic.codegen.segments import KindCode, View
+from custom_ops.dynamic.codegen.on_chip import ChipPlan, holder, nodes_of
+from custom_ops.dynamic.codegen.segments import KindCode, MatrixView
 
 
-def products_of(plan: Plan, kinds: Sequence[KindCode], nodes: Sequence[int]) -> dict[View, int]:
+def products_of(plan: ChipPlan, kinds: Sequence[KindCode], nodes: Sequence[int]) -> dict[MatrixView, int]:
     """How many nodes of a batch multiply by each view, in forward and backward, given those of each kind."""
-    counts: dict[View, int] = {}
+    counts: dict[MatrixView, int] = {}
     for kind, count in zip(kinds, nodes, strict=True):
         for section in kind.sections:
             for segment in section.segments:
@@ -20,7 +20,7 @@ def products_of(plan: Plan, kinds: Sequence[KindCode], nodes: Sequence[int]) -> 
     return counts
 
 
-def weight_traffic(plan: Plan, products: Mapping[View, int]) -> tuple[int, int]:
+def weight_traffic(plan: ChipPlan, products: Mapping[MatrixView, int]) -> tuple[int, int]:
     """Bytes of weights that a batch reads from off the chip: under this plan, and if each product read its matrix.
 
     `products`: how many nodes of the batch multiply by each view.

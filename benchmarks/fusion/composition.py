@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from custom_ops.expr.nodes import Constant, Input, Position, Random, arguments_of
-from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.codegen.plan.shared import shared_plan
 from custom_ops.ordering import DisjointSets
@@ -17,7 +17,7 @@ Scope: TypeAlias = Literal["thread", "warp", "block", "grid"]
 SCOPES: tuple[Scope, ...] = ("thread", "warp", "block", "grid")
 
 
-def composition(plan: Plan) -> Scope:
+def composition(plan: KernelPlan) -> Scope:
     """The most threads among which a value of the kernel is passed on: none, so that each thread computes on its own; a
     warp's, by shuffles or its part of shared memory; a CTA's; or those of several CTAs, by device memory."""
     if plan.phases > 1 and not plan.single:
@@ -39,7 +39,7 @@ def packed(pattern: Pattern) -> int:
     return len({parts.root(output.node) for output in pattern.program.outputs})
 
 
-def _scope(plan: Plan, piece: Piece) -> Scope:
+def _scope(plan: KernelPlan, piece: Piece) -> Scope:
     exchanged = any(root.reduced for root in piece.roots) or bool(piece.combined)
     if piece.owner.kind in ("cta", "strided") and (exchanged or shared_plan(plan, piece).bytes):
         return "block"
@@ -66,7 +66,7 @@ class Statistics:
     allocated: float
 
 
-def statistics(plans: Sequence[Plan]) -> Statistics:
+def statistics(plans: Sequence[KernelPlan]) -> Statistics:
     """What kernels take of shared memory."""
     found = [[shared_plan(plan, piece) for piece in plan.pieces] for plan in plans]
     sizes = [size for pieces in found if (size := max(piece.bytes for piece in pieces))]

@@ -133,7 +133,7 @@ def covered(workload: str, device: str = "h100", kernels: bool = False) -> Cover
     """
     import tfmem
     from benchmarks.fusion.workloads import make
-    from graph_passes.pipeline import Phase, run_passes
+    from graph_passes.pipeline import PassPhase, run_passes
     from tfmem.capture.branches import with_selects
     from tfmem.capture.captured import every_node
     from tfmem.capture.captured_source import CapturedSource
@@ -149,9 +149,9 @@ def covered(workload: str, device: str = "h100", kernels: bool = False) -> Cover
     needs = replace(fusion_needs(captured.feeds, *_settings(device)), programs=None)
     source = CapturedSource(captured)
     began = time.process_time()
-    done = stitching(run_passes(Phase.AFTER_GRAPPLER, ("fusion",), source, after_grappler(needs)))
+    done = stitching(run_passes(PassPhase.AFTER_GRAPPLER, ("fusion",), source, after_grappler(needs)))
     for caller, body in source.bodies().items():
-        within = run_passes(Phase.AFTER_GRAPPLER, ("fusion",), body, after_grappler(replace(needs, fed=())))
+        within = run_passes(PassPhase.AFTER_GRAPPLER, ("fusion",), body, after_grappler(replace(needs, fed=())))
         done = done.joined(stitching(within).within(caller))
     seconds = time.process_time() - began
     ops = {node.name: node.op for node in every_node(captured.graph_def) if node.op not in _NO_WORK}

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.records import begun, save
 from custom_ops.jit.cublas import CublasLt, MatrixProduct
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import Enqueue, checked
 
 COLD = 128 << 20  # bytes of all copies of the operands
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path, help="earlier results to start from")
     options = parser.parse_args(arguments)
     results = begun(options)
-    with Device() as device, ExitStack() as opened:
+    with DeviceContext() as device, ExitStack() as opened:
         libraries = [opened.enter_context(CublasLt(device)) for _ in range(COUNT)]  # each with a workspace
         print(f"{device.name}; microseconds: in turn, side by side, merged, copy of the weights")
         for case in CASES:
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def measured(case: Case, device: Device, libraries: Sequence[CublasLt]) -> dict[str, float]:
+def measured(case: Case, device: DeviceContext, libraries: Sequence[CublasLt]) -> dict[str, float]:
     """Microseconds."""
     sizes = [_bytes(case.merged, which) for which in range(3)]
     copies = max(1, min(32, COLD // sum(sizes)))
@@ -104,7 +104,7 @@ def _bytes(form: MatrixProduct, which: int) -> int:
 
 
 @contextmanager
-def filled(device: Device, size: int) -> Iterator[int]:
+def filled(device: DeviceContext, size: int) -> Iterator[int]:
     """Memory of normal numbers."""
     place = device.upload(np.random.default_rng(0).standard_normal(size // 4, np.float32))
     yield place
@@ -120,7 +120,7 @@ def _by_algorithm(apart: Sequence[Sequence[Sequence[Enqueue]]]) -> list[list[tup
 Steps = tuple[int, Callable[[int], None]]  # how many, and what enqueues all on a stream
 
 
-def best(device: Device, ways: Sequence[Steps]) -> float:
+def best(device: DeviceContext, ways: Sequence[Steps]) -> float:
     """Microseconds of one."""
     times = []
     for count, enqueue in ways:
@@ -137,7 +137,7 @@ def _each_in_turn(of: Sequence[Sequence[Enqueue]]) -> Steps:
     return len(of[0]), enqueue
 
 
-def _side_by_side(device: Device, opened: ExitStack, of: Sequence[Sequence[Enqueue]]) -> Steps:
+def _side_by_side(device: DeviceContext, opened: ExitStack, of: Sequence[Sequence[Enqueue]]) -> Steps:
     """Steps that run all products of one copy of the operands at once, and then those of the next copy."""
     together = opened.enter_context(device.branches(len(of)))
 
@@ -148,7 +148,7 @@ def _side_by_side(device: Device, opened: ExitStack, of: Sequence[Sequence[Enque
     return len(of[0]), enqueue
 
 
-def _copies(device: Device, memory: Sequence[Sequence[int]], size: int) -> Steps:
+def _copies(device: DeviceContext, memory: Sequence[Sequence[int]], size: int) -> Steps:
     """Steps that copy so many bytes from one place to the place of the next copy of the operands."""
 
     def enqueue(stream: int) -> None:

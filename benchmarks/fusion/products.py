@@ -29,14 +29,14 @@ from custom_ops.errors import KernelError
 from custom_ops.expr.program import Program
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.search.bench import FusionBench, Launcher, candidates, point
+from custom_ops.fusion.search.bench import FusionBench, PatternLauncher, candidates, point
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.cublas import CublasLt, MatrixProduct
-from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Enqueue, Kernel, Module
+from custom_ops.jit.device import DeviceContext
+from custom_ops.jit.launch import Enqueue, LoadedKernel, Module
 
 COLD = 64 << 20  # bytes of all copies of the factors
 COPIES = 64  # at most
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", action="store_true", help="print each configuration, not the best three")
     options = parser.parse_args(arguments)
     wrong = 0
-    with Device() as device, tempfile.TemporaryDirectory() as folder, CublasLt(device) as cublas:
+    with DeviceContext() as device, tempfile.TemporaryDirectory() as folder, CublasLt(device) as cublas:
         print(f"{device.name}; microseconds; the best three: rows x columns of a tile (t: tensor cores) / threads")
         print(f"{'case':<24} {'cuBLASLt':>16} {'ours':>7} {'floor':>6}  configurations")
         compiled = {name: compiled_case(CASES[name], device, Cache(Path(folder))) for name in options.only}
@@ -111,7 +111,7 @@ class Compiled:
     shapes: tuple[tuple[int, ...], ...]
     bench: FusionBench
     cache: Cache
-    configurations: tuple[Configuration, ...]
+    configurations: tuple[PatternConfiguration, ...]
 
 
 def program_of(case: Case) -> tuple[Program, tuple[tuple[int, ...], ...]]:
@@ -138,7 +138,7 @@ def program_of(case: Case) -> tuple[Program, tuple[tuple[int, ...], ...]]:
     return from_text("\n".join(["program 1", axes, *lines, *nodes, *outputs]) + "\n"), tuple(shapes)
 
 
-def compiled_case(case: Case, device: Device, cache: Cache) -> Compiled:
+def compiled_case(case: Case, device: DeviceContext, cache: Cache) -> Compiled:
     """All kernels of a case, compiled."""
     program, shapes = program_of(case)
     pattern = Pattern.of(program, shapes)
@@ -150,7 +150,7 @@ def compiled_case(case: Case, device: Device, cache: Cache) -> Compiled:
     return Compiled(case, program, shapes, bench, cache, tuple(found))
 
 
-def timed_case(name: str, compiled: Compiled, device: Device, cublas: CublasLt, every: bool) -> bool:
+def timed_case(name: str, compiled: Compiled, device: DeviceContext, cublas: CublasLt, every: bool) -> bool:
     """Prints the line of a case; whether all results are right."""
     case, form = compiled.case, compiled.case.form
     rng = np.random.default_rng(0)
@@ -197,7 +197,7 @@ def expected(case: Case, tensors: Sequence[NDArray[Any]], number: int) -> NDArra
 
 
 def by_cublas(
-    case: Case, device: Device, cublas: CublasLt, given: Sequence[Sequence[int]], made: Sequence[int]
+    case: Case, device: DeviceContext, cublas: CublasLt, given: Sequence[Sequence[int]], made: Sequence[int]
 ) -> tuple[float, float]:
     """Seconds of the fastest algorithm, and of the first, for all products of a case."""
     with ExitStack() as opened:
@@ -210,7 +210,7 @@ def by_cublas(
     return min(times), times[0]
 
 
-def _timed(device: Device, enqueues: Sequence[Enqueue]) -> float:
+def _timed(device: DeviceContext, enqueues: Sequence[Enqueue]) -> float:
     """Seconds of all of them, one after the other."""
 
     def enqueue_all() -> None:
@@ -222,8 +222,8 @@ def _timed(device: Device, enqueues: Sequence[Enqueue]) -> float:
 
 def by_kernel(
     compiled: Compiled,
-    configuration: Configuration,
-    device: Device,
+    configuration: PatternConfiguration,
+    device: DeviceContext,
     given: Sequence[Sequence[int]],
     made: Sequence[int],
 ) -> tuple[float, list[NDArray[Any]]]:
@@ -232,10 +232,10 @@ def by_kernel(
     kernel = make(Pattern.of(compiled.program, compiled.shapes), configuration)
     image = kernel.image(device.arch, compiled.cache, device.compile_source)
     with closing(Module(image.code, device.driver)) as module:
-        loaded = Kernel(image, module)
+        loaded = LoadedKernel(image, module)
         if loaded.local:
             print(f"    {configuration.template}: {loaded.local} bytes of local memory a thread")
-        with closing(Launcher(kernel, loaded, device)) as launcher:
+        with closing(PatternLauncher(kernel, loaded, device)) as launcher:
             enqueues = [launcher.prepare(compiled.shapes, tensors, made) for tensors in given]
             seconds = _timed(device, enqueues) / len(given)
             empty = [np.empty((form.batch, form.rows, form.columns), np.float32) for _ in made]
@@ -243,7 +243,7 @@ def by_kernel(
     return seconds, [result.astype(np.float64) for result in results]
 
 
-def short(compiled: Compiled, configuration: Configuration) -> str:
+def short(compiled: Compiled, configuration: PatternConfiguration) -> str:
     """A tile and the threads of a CTA."""
     (piece, *_) = make(Pattern.of(compiled.program, compiled.shapes), configuration).plan.pieces
     assert piece.tile is not None

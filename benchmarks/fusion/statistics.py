@@ -31,7 +31,7 @@ from custom_ops.fusion.codegen.plan import shared
 from custom_ops.fusion.search.kernel_model import H200, predict
 from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph
-from graph_passes.passes.fuse.partition.partition import Step
+from graph_passes.passes.fuse.partition.partition import RegionStep
 from graph_passes.passes.fuse.plan import FusionPlan, RegionPlan
 
 MARKERS = ("<!-- fusion statistics: begin -->", "<!-- fusion statistics: end -->")
@@ -45,7 +45,7 @@ class Planned(NamedTuple):
 
     kernel: FusionKernel
     shapes: programs.Shapes
-    step: Step
+    step: RegionStep
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from custom_ops import build_flags
 from custom_ops.jit.image import KernelImage
-from custom_ops.jit.launch import Enqueue, Kernel, Module
+from custom_ops.jit.launch import Enqueue, LoadedKernel, Module
 from custom_ops.matmul import kernels
 from custom_ops.matmul.kernels import LINE_BYTES
 
@@ -112,7 +112,7 @@ class Multiplier:
         Raises:
             KernelError: the device cannot load them.
         """
-        self._split, self._large, self._small = (Kernel(image, Module(image.code, driver)) for image in programs)
+        self._split, self._large, self._small = (LoadedKernel(image, Module(image.code, driver)) for image in programs)
         self._processors = processors
 
     def tiling(self, shape: Shape) -> Tiling:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.image import KernelImage, code_of
-from custom_ops.jit.launch import Kernel, Module, checked
+from custom_ops.jit.launch import LoadedKernel, Module, checked
 
 BUFFERS = 4  # at once, at most
 THREADS, CTAS = 256, 1024
@@ -30,7 +30,7 @@ class CudaMemory:
         size: bytes of a buffer.
     """
 
-    def __init__(self, device: Device, size: int, kernel: Kernel) -> None:
+    def __init__(self, device: DeviceContext, size: int, kernel: LoadedKernel) -> None:
         self.size = size
         self._driver, self._kernel = device.driver, kernel
         self._streams = [int(self._call("cuStreamCreate", 1)) for _ in range(2)]
@@ -44,7 +44,7 @@ class CudaMemory:
         Raises:
             KernelError: there is no GPU, or too little of its memory is free.
         """
-        with Device() as device:
+        with DeviceContext() as device:
             free, total = _values(device.driver.cuMemGetInfo())
             if BUFFERS * size > free // 2:
                 raise KernelError(
@@ -53,7 +53,7 @@ class CudaMemory:
                 )
             module = Module(code_of(SOURCE, device.arch), device.driver)
             image = KernelImage(device.arch, "add_one", THREADS, b"")
-            memory = cls(device, size, Kernel(image, module))
+            memory = cls(device, size, LoadedKernel(image, module))
             try:
                 yield memory
             finally:

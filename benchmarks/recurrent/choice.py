@@ -21,18 +21,18 @@ from benchmarks.runs import command_line, existing
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage
-from custom_ops.recurrent.gpu_program import ANY_BATCH, Program
+from custom_ops.recurrent.gpu_program import ANY_BATCH, RecurrentProgram
 from custom_ops.recurrent.search.ranking import in_order, predict
-from custom_ops.recurrent.search.tune import Bench, tune
+from custom_ops.recurrent.search.tune import SweepBench, tune
 from custom_ops.recurrent.spec import Configuration
-from custom_ops.timing.tuner import Measured
+from custom_ops.timing.tuner import MeasuredKernel
 from graph_passes.analysis.cost import device_costs
 
 PRECISION = "highest"
 NUMBERS = 5  # of a trial, in front of its configuration
 
 
-class Recorded(Bench):
+class Recorded(SweepBench):
     """A bench on which every kernel takes what is on record."""
 
     def __init__(self, times: Mapping[Configuration, float]) -> None:
@@ -42,15 +42,15 @@ class Recorded(Bench):
     def compile(self, configurations: Sequence[Configuration]) -> None:
         """Nothing to do."""
 
-    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
+    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> RecurrentProgram:
         """A program without code."""
-        return Program(KernelImage(0, "", configuration.threads, b""), max_batch=max_batch)
+        return RecurrentProgram(KernelImage(0, "", configuration.threads, b""), max_batch=max_batch)
 
-    def measure(self, configuration: Configuration, point: int) -> Measured:
+    def measure(self, configuration: Configuration, point: int) -> MeasuredKernel:
         """Raises KernelError if it failed."""
         if configuration not in self._times:
             raise KernelError("it failed when it was timed")
-        return Measured(self._times[configuration], 0, 0)
+        return MeasuredKernel(self._times[configuration], 0, 0)
 
 
 def main(arguments: list[str] | None = None) -> int:

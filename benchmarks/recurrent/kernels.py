@@ -18,12 +18,12 @@ from typing import Any
 from benchmarks.recurrent.cases import Case
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.machine import Machine
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import Gradient, Request, differentiate
-from custom_ops.recurrent.gpu_program import Program, build
+from custom_ops.recurrent.gpu_program import RecurrentProgram, build
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import candidates, predict
@@ -59,7 +59,7 @@ def prepare(tasks: Sequence[tuple[Case, str]], top: int) -> float:
         Seconds.
     """
     began = time.perf_counter()
-    with Device() as device:
+    with DeviceContext() as device:
         machine = microbenchmark.measure(device, Cache(FOLDER))
     workers = max(1, min(cpu_count() or 1, len(tasks)))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -81,7 +81,7 @@ def compile_all(spec: RecurrentSpec, configurations: Sequence[Configuration], ar
             build(spec, configuration, arch, Cache(FOLDER))
 
 
-def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[str, Any]]:
+def choose(case: Case, precision: str, top: int) -> tuple[list[RecurrentProgram], dict[str, Any]]:
     """A program for each specification, and what was tried.
 
     Raises:
@@ -90,7 +90,7 @@ def choose(case: Case, precision: str, top: int) -> tuple[list[Program], dict[st
     began = time.perf_counter()
     cache = Cache(FOLDER)
     programs, kernels = [], []
-    with Device() as device:
+    with DeviceContext() as device:
         machine = microbenchmark.measure(device, cache)
         for spec in specs_of(case, precision):
             ranked = partial(candidates, machine, spec, time_steps=case.steps)

@@ -18,7 +18,7 @@ from benchmarks.recurrent.kernels import cell_of, choose, gradient_of
 from benchmarks.recurrent.peers import Layer, Problem, Run
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import Gradient
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.reference import output_shapes
 
@@ -47,7 +47,9 @@ class Ours:
 class Sweep:
     """A program with its output tensors, on PyTorch's current stream."""
 
-    def __init__(self, program: Program, cell: Cell, units: int, steps: int, batch: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, program: RecurrentProgram, cell: Cell, units: int, steps: int, batch: int, dtype: torch.dtype
+    ) -> None:
         def empty(shape: Sequence[int]) -> torch.Tensor:
             return torch.empty(shape, device="cuda", dtype=dtype)
 
@@ -111,7 +113,7 @@ class _Layer:
         case: Case,
         weights: Layer,
         cell: Cell,
-        programs: list[Program],
+        programs: list[RecurrentProgram],
         gradient: Gradient | None,
         dtype: torch.dtype,
         exact: bool,

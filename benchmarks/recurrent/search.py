@@ -27,12 +27,12 @@ from benchmarks.recurrent.cases import TOP, Case, single_passes
 from benchmarks.recurrent.kernels import FOLDER, compile_all, specs_of
 from benchmarks.runs import asked, command_line
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.machine import Machine
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import rank
-from custom_ops.recurrent.search.tune import Bench, Trial
+from custom_ops.recurrent.search.tune import SweepBench, Trial
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from custom_ops.timing.tuner import NEVER, timed
 
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.total_seconds
     cache = Cache(FOLDER)
     spawn = multiprocessing.get_context("spawn")
-    with Device() as device, ProcessPoolExecutor(options.jobs, spawn) as pool:
+    with DeviceContext() as device, ProcessPoolExecutor(options.jobs, spawn) as pool:
         model = microbenchmark.measure(device, cache)
         spaces = [Space.of(case, model, options) for case in waiting]
         spaces.sort(key=lambda space: len(space.trials))  # so that the GPU has work soon
@@ -125,7 +125,7 @@ def selected(predicted: Sequence[float], hopeless: float, sample: int) -> list[i
     return near + sorted(random.Random(len(predicted)).sample(far, min(sample, len(far))))
 
 
-def search(bench: Bench, shares: Sequence[tuple[Future[None], Ranked]]) -> Ranked:
+def search(bench: SweepBench, shares: Sequence[tuple[Future[None], Ranked]]) -> Ranked:
     """Every trial with its time; those that are compared, timed when all others were."""
     trials: Ranked = {}
     for future, share in shares:

@@ -29,7 +29,7 @@ _READ_AGAIN = ("child", "lookup", "row", "one_hot", "random", "adjoint")
 
 
 @dataclass(frozen=True)
-class Place:
+class ValuePlace:
     """Where a value lies: "k" kept, "s" scratch, "c" a constant, each with its number."""
 
     kind: str
@@ -40,12 +40,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Step:
+class SectionStep:
     """An instruction with the places of its target, if it has one, and of its values."""
 
     op: str
-    target: Place | None
-    values: tuple[Place, ...]
+    target: ValuePlace | None
+    values: tuple[ValuePlace, ...]
     numbers: tuple[int, ...]
 
 
@@ -63,7 +63,7 @@ class Sections:
     kept: tuple[int, ...]
     scratch: tuple[int, ...]
     constants: tuple[float, ...]
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[SectionStep, ...], ...]
 
 
 def sections(
@@ -140,15 +140,15 @@ class _Writer:
         self.constants: list[float] = []
         self.kept: list[int] = []
         self.scratch: list[int] = []
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, ValuePlace] = {}
         for place, instruction in enumerate(code):
             if found[place] < 0 or instruction.width == 0:
                 continue
             if instruction.op == "constant":
-                self.places[place] = Place("c", len(self.constants))
+                self.places[place] = ValuePlace("c", len(self.constants))
                 self.constants.append(instruction.number)
             elif GRADIENTS in readers[place] or (readers[place] - {found[place]} and not self.read_again(place)):
-                self.places[place] = Place("k", len(self.kept))
+                self.places[place] = ValuePlace("k", len(self.kept))
                 self.kept.append(instruction.width)
 
     def read_again(self, place: int) -> bool:
@@ -158,7 +158,7 @@ class _Writer:
         steps = tuple(tuple(self.section(number)) for number in range(7))
         return Sections(tuple(self.kept), tuple(self.scratch), tuple(self.constants), steps)
 
-    def section(self, number: int) -> list[Step]:
+    def section(self, number: int) -> list[SectionStep]:
         """The steps of one section; scratch is shared by values that do not live at the same time."""
         members = [place for place in range(len(self.code)) if self.runs(place, number)]
         members = self.in_order(members) if self.together else members
@@ -169,7 +169,7 @@ class _Writer:
         free: dict[int, list[int]] = {}
         for place, width in enumerate(self.scratch):
             free.setdefault(width, []).append(place)
-        local: dict[int, Place] = {}
+        local: dict[int, ValuePlace] = {}
         steps = []
         for position, place in enumerate(members):
             instruction = self.code[place]
@@ -197,7 +197,7 @@ class _Writer:
                     heapq.heappush(free.setdefault(self.scratch[old.number], []), old.number)
             if target is not None and target.kind == "s" and place not in last:
                 heapq.heappush(free.setdefault(self.scratch[target.number], []), target.number)
-            steps.append(Step(instruction.op, target, values, instruction.numbers))
+            steps.append(SectionStep(instruction.op, target, values, instruction.numbers))
         return steps
 
     def in_order(self, members: list[int]) -> list[int]:
@@ -228,9 +228,9 @@ class _Writer:
             return place in self.places or not self.read_again(place) or number in self.readers[place]
         return place not in self.places and self.read_again(place) and number in self.readers[place]
 
-    def allocate(self, free: dict[int, list[int]], width: int) -> Place:
+    def allocate(self, free: dict[int, list[int]], width: int) -> ValuePlace:
         """A free place of scratch of this width."""
         if free.get(width):
-            return Place("s", heapq.heappop(free[width]))
+            return ValuePlace("s", heapq.heappop(free[width]))
         self.scratch.append(width)
-        return Place("s", len(self.scratch) - 1)
+        return ValuePlace("s", len(self.scratch) - 1)

@@ -16,7 +16,7 @@ from custom_ops.expr.nodes import AxisTerm, Index, Input, Node, Position, Random
 from custom_ops.expr.program import Output
 
 
-class Form(Protocol):
+class ProgramLike(Protocol):
     """A program, or one that is not finished."""
 
     @property
@@ -26,7 +26,7 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedAxes:
     """Nodes and outputs with one axis in place of two, whose number is that of the outer one.
 
     Attributes:
@@ -38,7 +38,7 @@ class Joined:
     places: Mapping[int, int]
 
 
-Found = TypeVar("Found", bound=Form)
+Found = TypeVar("Found", bound=ProgramLike)
 Value = TypeVar("Value")
 # Whether a tensor's dimension and the next, at these indices, are all of both axes.
 Covers = Callable[[int, int, Index, Index], bool]
@@ -56,7 +56,7 @@ def collapse(form: Found, join: Callable[[Found, int, int], Found | None]) -> Fo
     return form
 
 
-def joined(form: Form, outer: int, inner: int, size: int | None, covers: Covers) -> Joined | None:
+def joined(form: ProgramLike, outer: int, inner: int, size: int | None, covers: Covers) -> JoinedAxes | None:
     """The program with one axis in place of two; None if that cannot be.
 
     Args:
@@ -69,7 +69,7 @@ def joined(form: Form, outer: int, inner: int, size: int | None, covers: Covers)
         return None
     nodes = [_node(node, places, outer, inner, size) for node in form.nodes]
     found = tuple(node for node in nodes if node is not None), tuple(each for each in outputs if each is not None)
-    return Joined(*found, places) if (len(found[0]), len(found[1])) == (len(nodes), len(outputs)) else None
+    return JoinedAxes(*found, places) if (len(found[0]), len(found[1])) == (len(nodes), len(outputs)) else None
 
 
 def one_for_two(
@@ -84,7 +84,7 @@ def shifted_axis(index: Index) -> int | None:
     return replace(index, offset=0).axis
 
 
-def _neighbours(form: Form) -> Iterator[tuple[int, int]]:
+def _neighbours(form: ProgramLike) -> Iterator[tuple[int, int]]:
     """Axes that lie side by side somewhere."""
     for output in form.outputs:
         yield from pairwise(output.axes)
@@ -96,7 +96,7 @@ def _neighbours(form: Form) -> Iterator[tuple[int, int]]:
                     yield outer, inner
 
 
-def _places(form: Form, outer: int, inner: int, covers: Covers) -> dict[int, int] | None:
+def _places(form: ProgramLike, outer: int, inner: int, covers: Covers) -> dict[int, int] | None:
     """For each tensor with a dimension along both axes the first of the two; None if its readers differ in that."""
     found: dict[int, int | None] = {}
     for node in form.nodes:

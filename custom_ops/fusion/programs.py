@@ -15,7 +15,7 @@ from custom_ops.code_digest import code_digest
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.description import describe
 from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.region import Kernel, Region, Shape
 from custom_ops.fusion.search.bench import FusionBench, parse, point
@@ -24,17 +24,17 @@ from custom_ops.fusion.search.ranking import Ranked, Ranking
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.image import KernelImage
 from custom_ops.jit.nvrtc import CompileSource
 from custom_ops.timing.remembered import Remembered
-from custom_ops.timing.tuner import Trial, fastest, known, tune
+from custom_ops.timing.tuner import TunerTrial, fastest, known, tune
 
 CHOSEN = "chosen kernel 1"  # the form of a file
 TYPICAL = 128  # a size that is known when the kernel runs, where one is chosen for it
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-Choose: TypeAlias = Callable[[Pattern, Shapes], Configuration]
+Choose: TypeAlias = Callable[[Pattern, Shapes], PatternConfiguration]
 
 Key = TypeVar("Key")
 Given = TypeVar("Given")
@@ -53,7 +53,7 @@ class FusionProgram:
 
     image: KernelImage
     description: tuple[tuple[str, int | str], ...]
-    configuration: Configuration
+    configuration: PatternConfiguration
 
     def to_text(self) -> str:
         """An element of the op's attribute `programs`."""
@@ -67,7 +67,7 @@ def by_model(processors: int, ranking: Ranking | None = None) -> Choose:
     """
     ranking, gpu = ranking or Ranking(), replace(H200, processors=processors)
 
-    def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
+    def choose(pattern: Pattern, shapes: Shapes) -> PatternConfiguration:
         ranked = ranking(pattern, shapes, processors)
         if not ranked:
             raise KernelError("no template fits it")
@@ -83,18 +83,18 @@ def once(choose: Choose, cache: Cache, processors: int) -> Choose:
     ranking takes up to a second for a pattern."""
     chosen = Remembered(CHOSEN, cache, asdict, parse)
 
-    def kept(pattern: Pattern, shapes: Shapes) -> Configuration:
+    def kept(pattern: Pattern, shapes: Shapes) -> PatternConfiguration:
         key = chosen.key({"processors": processors, "code": code_digest()}, pattern.digest, point(shapes))
         return chosen.get(key, lambda: choose(pattern, shapes))
 
     return kept
 
 
-def by_cache(device: Device, cache: Cache, top: int | None, ranking: Ranking) -> Choose:
+def by_cache(device: DeviceContext, cache: Cache, top: int | None, ranking: Ranking) -> Choose:
     """The fastest of those that were timed before, by `timed`; else the best ranked. Nothing is timed."""
     best_ranked = once(by_model(device.processors, ranking), cache, device.processors)
 
-    def choose(pattern: Pattern, shapes: Shapes) -> Configuration:
+    def choose(pattern: Pattern, shapes: Shapes) -> PatternConfiguration:
         bench, where = _bench(pattern, shapes, device, cache), point(shapes)
         trials = known(bench, cache, [where], top)
         return fastest(bench, trials, where).configuration if trials else best_ranked(pattern, shapes)
@@ -103,15 +103,15 @@ def by_cache(device: Device, cache: Cache, top: int | None, ranking: Ranking) ->
 
 
 def timed(
-    device: Device, cache: Cache, top: int | None, ranking: Ranking | None = None
-) -> Callable[[Pattern, Shapes], Sequence[Trial[Configuration, str]]]:
+    device: DeviceContext, cache: Cache, top: int | None, ranking: Ranking | None = None
+) -> Callable[[Pattern, Shapes], Sequence[TunerTrial[PatternConfiguration, str]]]:
     """The `top` best ranked, the best one first, with their times on a device, or found in the cache.
 
     What it gives raises KernelError where no kernel of a pattern compiles and runs.
     """
     ranking = ranking or Ranking()
 
-    def found(pattern: Pattern, shapes: Shapes) -> Sequence[Trial[Configuration, str]]:
+    def found(pattern: Pattern, shapes: Shapes) -> Sequence[TunerTrial[PatternConfiguration, str]]:
         def ranked(_: str) -> Ranked:
             return ranking(pattern, shapes, device.processors)
 
@@ -120,16 +120,16 @@ def timed(
     return found
 
 
-def _bench(pattern: Pattern, shapes: Shapes, device: Device, cache: Cache) -> FusionBench:
+def _bench(pattern: Pattern, shapes: Shapes, device: DeviceContext, cache: Cache) -> FusionBench:
     return FusionBench(pattern, device, cache, positions(pattern, shapes) >= NARROW)
 
 
-def fastest_trial(trials: Sequence[Trial[Configuration, str]]) -> Trial[Configuration, str]:
+def fastest_trial(trials: Sequence[TunerTrial[PatternConfiguration, str]]) -> TunerTrial[PatternConfiguration, str]:
     """The fastest of trials at one point, of which one ran at least."""
     return min(trials, key=lambda trial: trial.measured)
 
 
-def by_tuner(device: Device, cache: Cache, top: int | None, ranking: Ranking | None = None) -> Choose:
+def by_tuner(device: DeviceContext, cache: Cache, top: int | None, ranking: Ranking | None = None) -> Choose:
     """The fastest that is timed; see `timed`."""
     trials_of = timed(device, cache, top, ranking)
     return lambda pattern, shapes: fastest_trial(trials_of(pattern, shapes)).configuration

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import Enqueue
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -67,7 +67,7 @@ class _Heuristic(ctypes.Structure):
 class CublasLt:
     """The library with a handle for the context that is current."""
 
-    def __init__(self, device: Device, library: ctypes.CDLL | None = None) -> None:
+    def __init__(self, device: DeviceContext, library: ctypes.CDLL | None = None) -> None:
         """
         Args:
             device: whose context is current.

@@ -20,7 +20,7 @@ IN_ONE_GRAPH, REPEATS = 4, 10  # what is timed: so many in a graph, so many grap
 Quiet: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
-class Device:
+class DeviceContext:
     """A GPU's primary context, current while `with` lasts, and what was allocated in it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Device:
         self._context: Any = None
         self.stream = 0
 
-    def __enter__(self) -> Device:
+    def __enter__(self) -> DeviceContext:
         self._context = context = self._call("cuDevicePrimaryCtxRetain", self._device)
         self._call("cuCtxPushCurrent", context)
         self.stream = int(self._call("cuStreamCreate", 1))

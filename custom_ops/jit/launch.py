@@ -44,7 +44,7 @@ class Module:
         return checked(self.driver, returned, what)
 
 
-class Kernel:
+class LoadedKernel:
     """An image that can be launched.
 
     Attributes:

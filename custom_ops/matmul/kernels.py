@@ -14,7 +14,7 @@ LINE_BYTES = 128  # 32 numbers along the depth of a split operand
 
 
 @dataclass(frozen=True)
-class Kernel:
+class MatmulKernel:
     """One of the three.
 
     Attributes:
@@ -53,10 +53,10 @@ class Kernel:
         )
 
 
-SPLIT = Kernel("matmul_split", "split(arguments)", 256, resident=4, template="matmul_split.cuh")
-LARGE = Kernel("matmul_large", "multiply<matmul::Large>(arguments, shared)", 256, resident=1, tile=128, stages=3)
-SMALL = Kernel("matmul_small", "multiply<matmul::Small>(arguments, shared)", 128, resident=2, tile=64, stages=4)
-HOPPER = Kernel(
+SPLIT = MatmulKernel("matmul_split", "split(arguments)", 256, resident=4, template="matmul_split.cuh")
+LARGE = MatmulKernel("matmul_large", "multiply<matmul::Large>(arguments, shared)", 256, resident=1, tile=128, stages=3)
+SMALL = MatmulKernel("matmul_small", "multiply<matmul::Small>(arguments, shared)", 128, resident=2, tile=64, stages=4)
+HOPPER = MatmulKernel(
     "matmul_large",
     "multiply<matmul::Hopper>(arguments, shared)",
     256,

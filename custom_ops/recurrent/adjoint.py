@@ -15,7 +15,7 @@ from custom_ops.expr.table import TABLE
 from custom_ops.expr.table_entry import Derivation
 from custom_ops.recurrent.cell import (
     Cell,
-    Constant,
+    CellConstant,
     Invariant,
     Node,
     Product,
@@ -190,7 +190,7 @@ class _Sweep:
     def _value(self, place: int) -> int:
         """A forward value."""
         node = self.cell.nodes[place]
-        return self.builder.add(node if isinstance(node, Constant | Vector | Invariant) else Sequence(place))
+        return self.builder.add(node if isinstance(node, CellConstant | Vector | Invariant) else Sequence(place))
 
     def _widened(self, adjoint: int, place: int) -> int:
         """An adjoint of node `place` as one number for each unit: all the same, if it is a scalar."""

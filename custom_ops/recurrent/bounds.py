@@ -7,7 +7,7 @@ from functools import cache
 from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.table import TABLE
 from custom_ops.expr.table_entry import ANY, UNIT, Interval, hull
-from custom_ops.recurrent.cell import Cell, Constant, Product, State
+from custom_ops.recurrent.cell import Cell, CellConstant, Product, State
 
 
 @cache
@@ -30,7 +30,7 @@ def _bounds(cell: Cell) -> list[Interval]:
             match node:
                 case State(index=index):
                     bounds.append(states[index])
-                case Constant(value=value):
+                case CellConstant(value=value):
                     bounds.append((value, value))
                 case Elementwise():
                     bounds.append(_elementwise(cell, node, bounds))
@@ -71,4 +71,4 @@ def _is_rest(cell: Cell, place: int, z: int) -> bool:
     if not (isinstance(node, Elementwise) and node.op == "subtract" and node.arguments[1] == z):
         return False
     one = cell.nodes[node.arguments[0]]
-    return isinstance(one, Constant) and one.value == 1.0
+    return isinstance(one, CellConstant) and one.value == 1.0

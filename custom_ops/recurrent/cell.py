@@ -53,7 +53,7 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Constant:
+class CellConstant:
     """A number (a scalar)."""
 
     value: float
@@ -91,7 +91,7 @@ class RowSum:
     operand: int
 
 
-Node: TypeAlias = Sequence | Invariant | Vector | Constant | State | Product | RowSum | Elementwise
+Node: TypeAlias = Sequence | Invariant | Vector | CellConstant | State | Product | RowSum | Elementwise
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Cell:
 def is_scalar(node: Node, earlier: list[bool], sequences: tuple[int, ...]) -> bool:
     """Whether `node` is one number a row, when it is known of all earlier nodes."""
     match node:
-        case Constant() | RowSum():
+        case CellConstant() | RowSum():
             return True
         case Sequence(tensor=tensor):
             return sequences[tensor] == 0
@@ -251,7 +251,7 @@ def from_text(text: str) -> Cell:
 
 def _line(node: Node) -> str:
     match node:
-        case Constant(value=value):
+        case CellConstant(value=value):
             return f"constant {value!r}"
         case Product(terms=terms):
             return line("product", *(int(getattr(term, field.name)) for term in terms for field in fields(term)))
@@ -271,7 +271,7 @@ def _line(node: Node) -> str:
 
 def _node(word: str, rest: list[str]) -> Node:
     if word == "constant":
-        return Constant(float(rest[0]))
+        return CellConstant(float(rest[0]))
     numbers = tuple(map(int, rest))
     if word in FLOAT_OPS:
         return Elementwise(word, numbers)

@@ -11,7 +11,7 @@ from custom_ops.expr.nodes import Elementwise, live_nodes
 from custom_ops.expr.table import TABLE
 from custom_ops.recurrent.cell import (
     Cell,
-    Constant,
+    CellConstant,
     Invariant,
     Node,
     Product,
@@ -54,8 +54,8 @@ class CellBuilder:
         Raises:
             CellError: it reads a node or a sequence tensor that does not exist.
         """
-        if isinstance(node, Constant):
-            node = Constant(float(node.value))
+        if isinstance(node, CellConstant):
+            node = CellConstant(float(node.value))
         place = self._places.setdefault(_key(node), len(self.nodes))
         if place == len(self.nodes):
             if any(not 0 <= argument < place for argument in arguments_of(node)):
@@ -96,7 +96,7 @@ class CellBuilder:
         return self.add(State(index))
 
     def constant(self, value: float) -> int:
-        return self.add(Constant(value))
+        return self.add(CellConstant(value))
 
     def product(self, operand: int, matrix: int, row: int = 0, column: int = 0, transposed: bool = False) -> int:
         """`operand @ block`; for a sum of those, `add` a `Product` of several terms."""
@@ -154,7 +154,7 @@ def with_arguments(node: Node, new: Mapping[int, int]) -> Node:
 
 def _key(node: Node) -> object:
     match node:
-        case Constant(value=value):
+        case CellConstant(value=value):
             return repr(value)  # 0.0 and -0.0 are equal, yet not the same number
         case Elementwise(op=op, arguments=arguments) if op in TABLE and TABLE[op].commutative:
             return op, *sorted(arguments)

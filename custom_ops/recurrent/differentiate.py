@@ -16,11 +16,11 @@ from custom_ops.recurrent.cell import Cell, Invariant, Product, Sequence, Vector
 from custom_ops.recurrent.cell_builder import CellBuilder, with_arguments
 from custom_ops.recurrent.recompute import cheapest
 
-__all__ = ["Column", "Gradient", "Request", "Source", "WeightGradient", "differentiate"]
+__all__ = ["BackwardInput", "Column", "Gradient", "Request", "WeightGradient", "differentiate"]
 
 
 @dataclass(frozen=True)
-class Source:
+class BackwardInput:
     """A tensor that the backward cell reads: a forward sequence, a forward output, or the gradient of one."""
 
     kind: Literal["sequence", "output", "gradient"]
@@ -83,7 +83,7 @@ class Gradient:
 
     forward: Cell
     backward: Cell
-    sequences: tuple[Source, ...]
+    sequences: tuple[BackwardInput, ...]
     states: tuple[int | None, ...]
     sequence_gradients: tuple[tuple[Column | None, ...], ...]
     state_gradients: tuple[int | None, ...]
@@ -253,11 +253,11 @@ class _Writer:
         self.stored = stored
         self.read = read
         self.builder = CellBuilder((), cell.invariants, cell.vectors, cell.matrices, states)
-        self._sources: dict[Source, tuple[int, ...]] = {}
+        self._sources: dict[BackwardInput, tuple[int, ...]] = {}
         self._values: dict[int, int] = {}
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[BackwardInput, ...]:
         return tuple(self._sources)
 
     def write(self, step: Cell) -> dict[int, int]:
@@ -269,11 +269,11 @@ class _Writer:
                 case Sequence(tensor=tensor) if tensor < count:
                     new[place] = self._value(tensor)
                 case Sequence(tensor=tensor, column=column):
-                    new[place] = self._column(Source("gradient", tensor - count), column)
+                    new[place] = self._column(BackwardInput("gradient", tensor - count), column)
                 case _:
                     new[place] = self.builder.add(with_arguments(node, new))
         if not self._sources:  # something has to say how many steps there are
-            self._column(Source("sequence", 0), 0)
+            self._column(BackwardInput("sequence", 0), 0)
         return new
 
     def _value(self, place: int) -> int:
@@ -295,16 +295,16 @@ class _Writer:
         node = self.cell.nodes[place]
         match node:
             case Sequence(tensor=tensor, column=column) if place in self.read:
-                return self._column(Source("sequence", tensor), column)
+                return self._column(BackwardInput("sequence", tensor), column)
             case _ if place in self.read:
                 kept = self.stored.columns[place]
-                return self._column(Source("output", kept.tensor), kept.column)
+                return self._column(BackwardInput("output", kept.tensor), kept.column)
             case Elementwise(op=op, arguments=arguments):
                 return self.builder.apply(op, *(self._values[argument] for argument in arguments))
             case _:
                 return self.builder.add(node)
 
-    def _column(self, source: Source, column: int) -> int:
+    def _column(self, source: BackwardInput, column: int) -> int:
         if source not in self._sources:
             if source.kind == "sequence":
                 columns = self.cell.sequences[source.tensor]

@@ -29,7 +29,7 @@ ANY_BATCH = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
-class Program:
+class RecurrentProgram:
     """A compiled kernel for a recurrent cell.
 
     Attributes:
@@ -71,7 +71,7 @@ def build(
     cache: Cache | None = None,
     max_batch: int = ANY_BATCH,
     compile_source: CompileSource = nvrtc.compile_source,
-) -> Program:
+) -> RecurrentProgram:
     """Generate and compile one kernel, or take it from `cache`.
 
     Raises:
@@ -81,14 +81,18 @@ def build(
     return _program(spec, configuration, arch, code, max_batch)
 
 
-def build_ptx(spec: RecurrentSpec, configuration: Configuration, arch: int, max_batch: int = ANY_BATCH) -> Program:
+def build_ptx(
+    spec: RecurrentSpec, configuration: Configuration, arch: int, max_batch: int = ANY_BATCH
+) -> RecurrentProgram:
     """A kernel as PTX, for `arch` and all later compute capabilities. Raises what `build` does."""
     code = nvrtc.compile_ptx(generate(spec, configuration, arch), arch)
     found = _program(spec, configuration, arch, code, max_batch)
     return replace(found, image=replace(found.image, kind="ptx"))
 
 
-def _program(spec: RecurrentSpec, configuration: Configuration, arch: int, code: bytes, max_batch: int) -> Program:
+def _program(
+    spec: RecurrentSpec, configuration: Configuration, arch: int, code: bytes, max_batch: int
+) -> RecurrentProgram:
     sizes = layout(spec, configuration, arch)
     image = KernelImage(
         arch=arch,
@@ -99,7 +103,7 @@ def _program(spec: RecurrentSpec, configuration: Configuration, arch: int, code:
         cluster=configuration.cluster,
         cooperative=configuration.exchange == "grid",
     )
-    return Program(
+    return RecurrentProgram(
         image=image,
         fallback=FALLBACK if configuration.needs_fallback else "",
         rows=configuration.rows,

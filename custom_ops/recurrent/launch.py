@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.launch import Enqueue, Kernel, Module
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.jit.launch import Enqueue, LoadedKernel, Module
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 
 MOST_GROUPS = 65535  # CTAs of a launch along its second dimension
 TURN = 6  # the word of the kernel's parameter that says which stage of which step
@@ -21,10 +21,10 @@ class Launcher:
     Attributes:
         module: the code of `program`.
         resident: CTAs that the device runs at once.
-        registers, local: see `Kernel`.
+        registers, local: see `LoadedKernel`.
     """
 
-    def __init__(self, program: Program, driver: Any = None) -> None:
+    def __init__(self, program: RecurrentProgram, driver: Any = None) -> None:
         """Load `program`, with the CUDA driver unless another is given.
 
         Raises:
@@ -33,11 +33,11 @@ class Launcher:
         self.program = program
         self.module = Module(program.image.code, driver)
         try:
-            self._kernel = Kernel(program.image, self.module)
+            self._kernel = LoadedKernel(program.image, self.module)
             self._fallback = None
             if program.fallback:
                 plain = replace(program.image, entry=program.fallback, shared=0, cluster=1, cooperative=False)
-                self._fallback = Kernel(plain, self.module)
+                self._fallback = LoadedKernel(plain, self.module)
         except KernelError:
             self.close()
             raise

@@ -11,7 +11,7 @@ from custom_ops.errors import CellError
 from custom_ops.image_functions import named
 from custom_ops.recurrent.cell import Cell, from_text
 from custom_ops.recurrent.differentiate import Column, Gradient, WeightGradient, differentiate
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,7 +37,7 @@ def recurrent(
     reverse: Sequence[bool] = (False,),
     batch_major: bool = False,
     precision: str = "highest",
-    programs: Sequence[Program] = (),
+    programs: Sequence[RecurrentProgram] = (),
     training: bool = False,
     name: str | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

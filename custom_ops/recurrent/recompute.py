@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from custom_ops.expr.nodes import Elementwise
-from custom_ops.recurrent.cell import Cell, Constant, Invariant, Vector, arguments_of
+from custom_ops.recurrent.cell import Cell, CellConstant, Invariant, Vector, arguments_of
 
 # A node is two points, so that passing it costs; "source" and "sink" are points too.
 Point: TypeAlias = tuple[int, str] | str
@@ -33,7 +33,7 @@ def cheapest(cell: Cell, needed: Collection[int], stored: Collection[int]) -> se
     while waiting:
         place = waiting.pop()
         match cell.nodes[place]:
-            case Constant() | Vector() | Invariant():
+            case CellConstant() | Vector() | Invariant():
                 continue
             case Elementwise() as node:
                 for argument in arguments_of(node):

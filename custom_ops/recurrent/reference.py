@@ -11,7 +11,7 @@ from custom_ops.errors import CellError
 from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.table import TABLE
 from custom_ops.expr.table_entry import Array
-from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
+from custom_ops.recurrent.cell import Cell, CellConstant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 
 Shape: TypeAlias = tuple[int, ...]
 KINDS = ("sequence", "invariant", "vector", "matrix", "state")
@@ -94,7 +94,7 @@ def _step(
                 value = column(invariants[tensor], index)
             case Vector(tensor=tensor, column=index):
                 value = column(vectors[tensor], index)
-            case Constant(value=number):
+            case CellConstant(value=number):
                 value = np.asarray(number)
             case State(index=index):
                 value = states[index]

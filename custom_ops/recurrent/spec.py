@@ -13,7 +13,7 @@ from custom_ops.recurrent.cell import Cell
 
 DataType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Precision: TypeAlias = Literal["highest", "tf32", "bfloat16", "float16"]
-Product: TypeAlias = Literal["fma", "mma", "half"]
+ProductMethod: TypeAlias = Literal["fma", "mma", "half"]
 Exchange: TypeAlias = Literal["single", "cluster", "grid", "launches"]
 
 LARGEST_CLUSTER = 16  # CTAs, on Hopper; more than 8 is not portable and has to be allowed
@@ -85,7 +85,7 @@ class Configuration:
     lanes: int = 16
     register_weights: int = 128
     shared_weights: int = 0
-    product: Product = "fma"
+    product: ProductMethod = "fma"
     exchange: Exchange = "single"
     slices: int = 1
     replicated: bool = False
@@ -138,7 +138,7 @@ class Configuration:
         return self.exchange in ("grid", "launches")
 
     @property
-    def kind(self) -> tuple[Exchange, Product, bool]:
+    def kind(self) -> tuple[Exchange, ProductMethod, bool]:
         """What sets it apart most from others: exchange, product and form."""
         return self.exchange, self.product, self.replicated
 

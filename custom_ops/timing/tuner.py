@@ -34,7 +34,7 @@ Candidates: TypeAlias = Callable[[P], Sequence[tuple[C, float]]]  # best first, 
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredKernel:
     """A kernel as it ran: nanoseconds, registers of a thread, bytes of its local memory (spilled ones)."""
 
     nanoseconds: float
@@ -43,7 +43,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Trial(Generic[C, P]):
+class TunerTrial(Generic[C, P]):
     """What came of one configuration.
 
     Attributes:
@@ -77,7 +77,7 @@ class Bench(Protocol[C, P_contra]):
     def compile(self, configurations: Sequence[C]) -> None:
         """Compile ahead, so that `measure` is quick; called from several threads."""
 
-    def measure(self, configuration: C, point: P_contra) -> Measured:
+    def measure(self, configuration: C, point: P_contra) -> MeasuredKernel:
         """Time one configuration; other users of the device wait meanwhile. Raises KernelError."""
 
     def kind(self, configuration: C) -> Hashable:
@@ -98,7 +98,7 @@ def tune(
     top: int | None = 5,
     progress: bool = True,
     purpose: str = "",
-) -> list[Trial[C, P]]:
+) -> list[TunerTrial[C, P]]:
     """Compile and time, or read what was found before.
 
     Args:
@@ -118,7 +118,7 @@ def tune(
         KernelError: no configuration fits the device at one of the points, or none of them compiles and runs.
     """
 
-    def made() -> list[Trial[C, P]]:
+    def made() -> list[TunerTrial[C, P]]:
         trials = _timed(bench, candidates, points, top, progress)
         _require_one_each(bench, trials, points)  # before it is kept: a failure may be another program's on the device
         return trials
@@ -129,24 +129,24 @@ def tune(
 
 def known(
     bench: Bench[C, P], cache: Cache, points: Sequence[P], top: int | None = 5, purpose: str = ""
-) -> list[Trial[C, P]]:
+) -> list[TunerTrial[C, P]]:
     """What `tune` found before with these arguments; nothing if it did not run."""
     kept = remembered(bench, cache, points)
     return kept.find(_key(kept, bench, points, top, purpose)) or []
 
 
 def _key(
-    kept: Remembered[list[Trial[C, P]]], bench: Bench[C, P], points: Sequence[P], top: int | None, purpose: str
+    kept: Remembered[list[TunerTrial[C, P]]], bench: Bench[C, P], points: Sequence[P], top: int | None, purpose: str
 ) -> str:
     return kept.key(bench.identity, str(list(points)), str(top), purpose)
 
 
-def remembered(bench: Bench[C, P], cache: Cache, points: Sequence[P]) -> Remembered[list[Trial[C, P]]]:
+def remembered(bench: Bench[C, P], cache: Cache, points: Sequence[P]) -> Remembered[list[TunerTrial[C, P]]]:
     """What `tune` keeps."""
     return Remembered(FORMAT, cache, lambda trials: [asdict(trial) for trial in trials], partial(_kept, bench, points))
 
 
-def fastest(bench: Bench[C, P], trials: Sequence[Trial[C, P]], point: P) -> Trial[C, P]:
+def fastest(bench: Bench[C, P], trials: Sequence[TunerTrial[C, P]], point: P) -> TunerTrial[C, P]:
     """The fastest of all trials at `point`.
 
     Raises:
@@ -161,7 +161,7 @@ def fastest(bench: Bench[C, P], trials: Sequence[Trial[C, P]], point: P) -> Tria
     return at_point[best]
 
 
-def timed(bench: Bench[C, P], trial: Trial[C, P]) -> Trial[C, P]:
+def timed(bench: Bench[C, P], trial: TunerTrial[C, P]) -> TunerTrial[C, P]:
     """`trial` with what was measured, or with what went wrong."""
     try:
         measured = bench.measure(trial.configuration, trial.point)
@@ -170,12 +170,12 @@ def timed(bench: Bench[C, P], trial: Trial[C, P]) -> Trial[C, P]:
     return replace(trial, measured=measured.nanoseconds, registers=measured.registers, local=measured.local)
 
 
-def _require_one_each(bench: Bench[C, P], trials: Sequence[Trial[C, P]], points: Sequence[P]) -> None:
+def _require_one_each(bench: Bench[C, P], trials: Sequence[TunerTrial[C, P]], points: Sequence[P]) -> None:
     for point in points:
         fastest(bench, trials, point)
 
 
-def _kept(bench: Bench[C, P], points: Sequence[P], values: Any) -> list[Trial[C, P]]:
+def _kept(bench: Bench[C, P], points: Sequence[P], values: Any) -> list[TunerTrial[C, P]]:
     """The trials that a file of the cache holds.
 
     Raises:
@@ -189,8 +189,8 @@ def _kept(bench: Bench[C, P], points: Sequence[P], values: Any) -> list[Trial[C,
     return trials
 
 
-def _trial(bench: Bench[C, P], values: Any, points: Sequence[P]) -> Trial[C, P]:
-    trial: Trial[C, P] = Trial(**{**values, "configuration": bench.parse(values["configuration"])})
+def _trial(bench: Bench[C, P], values: Any, points: Sequence[P]) -> TunerTrial[C, P]:
+    trial: TunerTrial[C, P] = TunerTrial(**{**values, "configuration": bench.parse(values["configuration"])})
     counts, times = (trial.registers, trial.local), (trial.predicted, trial.measured)
     if not all(type(count) is int and count >= 0 for count in counts) or not all(map(_is_time, times)):
         raise ValueError(f"{trial}: expected counts and times of 0 or more")
@@ -205,20 +205,20 @@ def _is_time(value: object) -> bool:
 
 def _timed(
     bench: Bench[C, P], candidates: Candidates[P, C], points: Sequence[P], top: int | None, progress: bool
-) -> list[Trial[C, P]]:
+) -> list[TunerTrial[C, P]]:
     """All trials, run, point by point.
 
     To list and rank what there is for a point takes a while, and so does compiling: what is compiled for others is
     compiled meanwhile."""
     count = maxsize if top is None else top
     first = count if top is None else ceil(AT_FIRST * top)
-    trials: dict[P, list[Trial[C, P]]] = {}
-    others: dict[P, list[Trial[C, P]]] = {}
-    found: dict[tuple[P, C], Trial[C, P]] = {}
+    trials: dict[P, list[TunerTrial[C, P]]] = {}
+    others: dict[P, list[TunerTrial[C, P]]] = {}
+    found: dict[tuple[P, C], TunerTrial[C, P]] = {}
     with ThreadPoolExecutor(usable_cores()) as pool, _bar(progress) as bar:
         runner = _Runner(bench, pool, bar)
         for point in points:
-            ranked = [Trial(configuration, point, predicted) for configuration, predicted in candidates(point)]
+            ranked = [TunerTrial(configuration, point, predicted) for configuration, predicted in candidates(point)]
             trials[point], others[point] = ranked[:first], ranked[first:]
             runner.add(trials[point])
         while done := runner.some():
@@ -234,8 +234,8 @@ def _timed(
 
 
 def _more(
-    bench: Bench[C, P], measured: Sequence[Trial[C, P]], others: Sequence[Trial[C, P]], count: int
-) -> Sequence[Trial[C, P]]:
+    bench: Bench[C, P], measured: Sequence[TunerTrial[C, P]], others: Sequence[TunerTrial[C, P]], count: int
+) -> Sequence[TunerTrial[C, P]]:
     """Which of `others`, ranked, are timed next: up to `count` in all, those first that are of the kind of the fastest,
     since the model errs more between kinds than within one; while none has run, as many of the next."""
     if all(trial.measured == NEVER for trial in measured):
@@ -256,9 +256,9 @@ class _Runner(Generic[C, P]):
         self._bench: Bench[C, P] = bench
         self._pool, self._bar = pool, bar
         self._compiling: dict[C, Future[None]] = {}
-        self._waiting: list[Trial[C, P]] = []
+        self._waiting: list[TunerTrial[C, P]] = []
 
-    def add(self, trials: Sequence[Trial[C, P]]) -> None:
+    def add(self, trials: Sequence[TunerTrial[C, P]]) -> None:
         """Begin to compile."""
         self._waiting += trials
         self._bar.total += len(trials)
@@ -267,7 +267,7 @@ class _Runner(Generic[C, P]):
         for share in (new[first::shares] for first in range(shares)):
             self._compiling |= dict.fromkeys(share, self._pool.submit(self._bench.compile, share))
 
-    def some(self) -> list[Trial[C, P]]:
+    def some(self) -> list[TunerTrial[C, P]]:
         """Some of what was added, each with what was measured; nothing if nothing is left."""
         go_on()
         self._bar.refresh()

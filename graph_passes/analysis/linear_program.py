@@ -16,7 +16,7 @@ class UnsolvedError(Exception):
 
 
 @dataclass
-class Program:
+class LinearProgram:
     """Minimise the cost of variables under linear rows. It is filled once, and solved as it is or relaxed.
 
     Attributes:
@@ -93,7 +93,7 @@ def is_complete(program: Any, result: Any) -> bool:
 
 
 def solved(
-    program: Program, *, relaxed: bool = False, gap: float = 1e-4, nodes: int = 200, seconds: float | None = None
+    program: LinearProgram, *, relaxed: bool = False, gap: float = 1e-4, nodes: int = 200, seconds: float | None = None
 ) -> Solution:
     """The solution that the solver finds.
 
@@ -128,7 +128,7 @@ def solved(
     return Solution(tuple(values), _cost(program, values), found.name, optimal)
 
 
-def _model(program: Program, relaxed: bool) -> tuple[Any, list[Any]]:
+def _model(program: LinearProgram, relaxed: bool) -> tuple[Any, list[Any]]:
     import pulp
 
     model = pulp.LpProblem("plan", pulp.LpMinimize)
@@ -150,11 +150,11 @@ def _model(program: Program, relaxed: bool) -> tuple[Any, list[Any]]:
     return model, variables
 
 
-def _cost(program: Program, values: Sequence[float]) -> float:
+def _cost(program: LinearProgram, values: Sequence[float]) -> float:
     return sum(cost * value for cost, value in zip(program.costs, values, strict=True))
 
 
-def _holds(program: Program, values: Sequence[float], relaxed: bool) -> bool:
+def _holds(program: LinearProgram, values: Sequence[float], relaxed: bool) -> bool:
     """Whether values meet the program, but for what solvers tolerate."""
     for value, lower, upper, whole in zip(values, program.lower, program.upper, program.whole, strict=True):
         if not lower - 1e-4 <= value <= upper + 1e-4 or (whole and not relaxed and abs(value - round(value)) > 1e-4):

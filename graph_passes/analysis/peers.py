@@ -45,7 +45,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Held:
+class BranchCollectives:
     """The collectives in each branch of a condition.
 
     Attributes:
@@ -80,10 +80,10 @@ def collective_inside(graph: Graph) -> str:
     return _inside(graph, _meeting_lanes(graph), "", frozenset(conditions_that_meet(graph)))
 
 
-def conditions_that_meet(graph: Graph) -> dict[str, Held]:
+def conditions_that_meet(graph: Graph) -> dict[str, BranchCollectives]:
     """Conditions that count as one collective each, by name: both branches run equally many collectives of one group,
     all in the condition's lane, and these meet collectives of other lanes of this process."""
-    here, found = _meeting_lanes(graph), dict[str, Held]()
+    here, found = _meeting_lanes(graph), dict[str, BranchCollectives]()
     bodies: dict[str, list[Graph]] = {}
     for (caller, _), function in graph.functions.items():
         if graph[caller].op in _CONDITIONS:
@@ -104,7 +104,7 @@ def meeting_nodes(graph: Graph) -> frozenset[str]:
     return frozenset(node.name for node in graph if is_collective(node)).union(conditions_that_meet(graph))
 
 
-def _held_by_one(body: Graph, lane: str) -> Held | None:
+def _held_by_one(body: Graph, lane: str) -> BranchCollectives | None:
     """The collectives of a branch, if all are of one lane and one group, and none is deeper."""
     deeper = frozenset[str]().union(*(_meeting_lanes(function.graph, lane) for function in body.functions.values()))
     groups = list(_groups_in(body, lane))
@@ -112,7 +112,11 @@ def _held_by_one(body: Graph, lane: str) -> Held | None:
         return None
     ((node, size, lanes_held),) = groups
     key = constant_input(body, node, GROUP_KEY)
-    return Held(key, size, lanes_held[lane]) if key is not None and lanes_held and set(lanes_held) == {lane} else None
+    return (
+        BranchCollectives(key, size, lanes_held[lane])
+        if key is not None and lanes_held and set(lanes_held) == {lane}
+        else None
+    )
 
 
 def _inside(graph: Graph, here: frozenset[str], lane: str, without: frozenset[str] = frozenset()) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, floating, text
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
-from graph_passes.lower.program_writer import Demand, Steps, Writer
+from graph_passes.lower.program_writer import Demand, ProgramWriter, Steps
 from graph_passes.lower.reductions import reduction_kind
 from graph_passes.lower.rule import Rule
 from graph_passes.refusals import Reason, Refusal
@@ -23,22 +23,22 @@ _SIDE = 5  # the output of `_FusedBatchNormGradEx` that is the gradient of a sid
 _RESULT = 7  # its input that is what the forward op made
 
 
-def _rows(w: Writer, x: TensorId, channel: Access) -> tuple[Access, tuple[int, ...]]:
+def _rows(w: ProgramWriter, x: TensorId, channel: Access) -> tuple[Access, tuple[int, ...]]:
     """Where to read all that is one channel's, and the axes to reduce over."""
     outer = len(w.shapes[x]) - 1
     return w.over(x, range(outer), (*(FIRST,) * outer, *channel))
 
 
-def _mean(w: Writer, total: int, count: int) -> int:
+def _mean(w: ProgramWriter, total: int, count: int) -> int:
     """A sum over so many rows, times one over their number."""
     return w.apply("multiply", total, w.like(total, float(np.float32(1) / np.float32(count))))
 
 
-def _count(w: Writer, x: TensorId) -> int:
+def _count(w: ProgramWriter, x: TensorId) -> int:
     return int(np.prod(w.shapes[x][:-1]))
 
 
-def _moments(w: Writer, x: TensorId, channel: Access) -> Generator[Demand, int, tuple[int, int]]:
+def _moments(w: ProgramWriter, x: TensorId, channel: Access) -> Generator[Demand, int, tuple[int, int]]:
     """Mean and variance of a channel."""
     row, axes = _rows(w, x, channel)
     element = w.cast(_WIDE, (yield x, row))
@@ -52,12 +52,12 @@ def _is_training(node: Node) -> bool:
     return "is_training" not in node.attrs or boolean(node.attrs["is_training"])
 
 
-def _factor(w: Writer, node: Node, variance: int) -> int:
+def _factor(w: ProgramWriter, node: Node, variance: int) -> int:
     epsilon = floating(node.attrs.get("epsilon", 1e-4))
     return w.apply("reciprocal_sqrt", w.apply("add", variance, w.like(variance, epsilon)))
 
 
-def _batch_norm(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _batch_norm(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """Outputs: y; mean and variance, moved towards the new ones; mean and variance for the gradient."""
     x, scale, offset, old_mean, old_variance = node.inputs[:5]
     channel = at[-1:]
@@ -88,7 +88,7 @@ def _is_activated(node: Node) -> bool:
     return text(node.attrs.get("activation_mode")) == "Relu"
 
 
-def _moved(w: Writer, node: Node, output: int, channel: Access, new: int) -> Steps:
+def _moved(w: ProgramWriter, node: Node, output: int, channel: Access, new: int) -> Steps:
     """A moving average: the new value, of the variance the unbiased one, by the share that an attribute says."""
     count = _count(w, node.inputs[0])
     if output == 2:
@@ -101,7 +101,7 @@ def _moved(w: Writer, node: Node, output: int, channel: Access, new: int) -> Ste
     return w.apply("add", kept, w.apply("multiply", w.like(new, share), new))
 
 
-def _gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _gradient(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """Outputs: the gradients of x, scale and offset; of a side input, the sixth."""
     x, scale, mean_of, variance_of = node.inputs[1:5]
     if output == _SIDE:
@@ -132,7 +132,7 @@ def _gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.cast(w.shapes.dtype(x), w.apply("multiply", weight, rest))
 
 
-def _upstream(w: Writer, node: Node, at: Access) -> Steps:
+def _upstream(w: ProgramWriter, node: Node, at: Access) -> Steps:
     """The gradient of the normalised numbers: behind a ReLU those of its result alone that are positive."""
     gradient = w.cast(_WIDE, (yield node.inputs[0], at))
     if not _is_activated(node):

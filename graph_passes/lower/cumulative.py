@@ -13,7 +13,7 @@ from graph_passes.graph.ir import Graph, Node, boolean
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
 from graph_passes.lower.known_numbers import integers
-from graph_passes.lower.program_writer import LoweringError, Steps, Writer
+from graph_passes.lower.program_writer import LoweringError, ProgramWriter, Steps
 from graph_passes.lower.rule import Rule
 from graph_passes.lower.segment_sums import MOST_LOOKED_AT, is_cheap
 from graph_passes.refusals import Reason, Refusal
@@ -22,7 +22,7 @@ MOST = 128  # numbers of a row
 _DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
 
-def _sum(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _sum(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     x, place = node.inputs[0], _place(w.graph, node)
     assert place is not None
     (other,) = w.everywhere(w.shapes[x][place : place + 1])

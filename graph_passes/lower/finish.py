@@ -13,7 +13,7 @@ from graph_passes.lower.access import Access
 from graph_passes.lower.draft import Draft, Shape, compacted, program_of
 from graph_passes.lower.draft_axes import collapsed
 from graph_passes.lower.merge import merged
-from graph_passes.lower.program_writer import Value, Writer
+from graph_passes.lower.program_writer import ProgramWriter, Value
 from graph_passes.lower.split import split
 
 _SOME = 1 << 10  # stands for a size that is not known
@@ -30,7 +30,7 @@ class Finished:
     repeated: tuple[Value, ...]
 
 
-def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
+def finished(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> Finished:
     """The program whose outputs are these nodes, along the axes of their accesses.
 
     Raises:
@@ -52,7 +52,7 @@ def finished(w: Writer, results: Sequence[tuple[int, Access]]) -> Finished:
     )
 
 
-def drafted(w: Writer, results: Sequence[tuple[int, Access]]) -> tuple[Draft, tuple[int, ...]]:
+def drafted(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> tuple[Draft, tuple[int, ...]]:
     """The program before it is made shorter, less what no output needs; and which of the tensors it still reads.
 
     Raises:
@@ -88,7 +88,7 @@ def _is_viewable(given: Draft, draft: Draft) -> bool:
     return all(old == new or sum(size < 0 for size in new) < 2 for old, new in (*read, *made))
 
 
-def _is_repeated(w: Writer, draft: Draft, value: Value) -> bool:
+def _is_repeated(w: ProgramWriter, draft: Draft, value: Value) -> bool:
     """Whether more numbers are computed than there are."""
     nodes = {draft.origins[place] for place in w.places_of(value)} - {-1}
     if len(nodes) < 2:
@@ -99,6 +99,6 @@ def _is_repeated(w: Writer, draft: Draft, value: Value) -> bool:
     return computed > prod(_SOME if size < 0 else size for size in w.shapes[value])
 
 
-def _dimensions(w: Writer, at: Access) -> tuple[int, ...]:
+def _dimensions(w: ProgramWriter, at: Access) -> tuple[int, ...]:
     """The axes of an output; a dimension of size 1 has a new one."""
     return tuple(index.terms[0].axis if index.terms else w.axis(1) for index in at)

@@ -7,12 +7,12 @@ from graph_passes.graph.ir import Graph, Node, integer
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
 from graph_passes.lower.known_numbers import integers
-from graph_passes.lower.program_writer import Held, Steps, Writer
+from graph_passes.lower.program_writer import ProgramWriter, Steps, VariableValue
 from graph_passes.lower.rule import Rule
 from graph_passes.refusals import Reason, Refusal
 
 
-def _gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _gather(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """`params[..., indices, ...]`: the dimensions of `params`, one of them replaced by those of `indices`.
 
     The first dimensions of both may be the same, and are those of a batch.
@@ -36,7 +36,7 @@ def _gather_refusal(graph: Graph, node: Node) -> Refusal | None:
     return None if known else Reason.GATHER_AXIS()
 
 
-def _gather_nd(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _gather_nd(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     params, indices = node.inputs
     *outer, depth = w.shapes[indices]
     places = []
@@ -51,14 +51,14 @@ def _gather_nd_refusal(graph: Graph, node: Node) -> Refusal | None:
     return None if shape and shape[-1] is not None else Reason.GATHER_INDICES()
 
 
-def _resource_gather(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _resource_gather(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """Rows of a variable; those of a batch are of the variable's own."""
     rank = len(w.shapes[node.inputs[1]])
     index = yield node.inputs[1], at[:rank]
-    return (yield Held(node.name, 0), (*at[: _batch(node, rank)], Index(nodes=(index,)), *at[rank:]))
+    return (yield VariableValue(node.name, 0), (*at[: _batch(node, rank)], Index(nodes=(index,)), *at[rank:]))
 
 
-def _one_hot(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _one_hot(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     indices, _, on, off = node.inputs
     axis = integer(node.attrs.get("axis", -1)) % len(at)
     index = yield indices, (*at[:axis], *at[axis + 1 :])

@@ -9,17 +9,17 @@ from graph_passes.graph.ops import IDENTITIES, OpPattern, checks_shape
 from graph_passes.lower import pick
 from graph_passes.lower.access import FIRST, Access, divided, reshaped, shifted
 from graph_passes.lower.known_numbers import constant, integers
-from graph_passes.lower.program_writer import LoweringError, Steps, Writer
+from graph_passes.lower.program_writer import LoweringError, ProgramWriter, Steps
 from graph_passes.lower.rule import Rule, Write, broadcast
 from graph_passes.lower.slicing import part_of, taken
 from graph_passes.refusals import Reason, Refusal
 
 
-def _same(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _same(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     return (yield node.inputs[output], at)
 
 
-def _reshape(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _reshape(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     (x, *_) = node.inputs
     shape, source = w.shapes[TensorId(node.name)], w.shapes[x]
     found = reshaped(at, shape, source, w.sizes)
@@ -30,12 +30,12 @@ def _reshape(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield x, found)
 
 
-def _broadcast_to(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _broadcast_to(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     x = node.inputs[0]
     return (yield x, broadcast(w, x, w.shapes[TensorId(node.name)], at))
 
 
-def _transpose(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _transpose(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     order = integers(w.graph, node.inputs[1]) or []
     found = [FIRST] * len(at)
     for index, place in zip(at, order, strict=True):
@@ -51,7 +51,7 @@ def _transposes(graph: Graph, node: Node) -> OpPattern:
     return OpPattern.VIEW if moved == sorted(moved) and shape.count(None) <= 1 else OpPattern.LAYOUT
 
 
-def _slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _slice(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     part = part_of(w.graph, node)
     begin = part.begins if part is not None else integers(w.graph, node.inputs[1]) or []
     return (yield node.inputs[0], tuple(shifted(index, first) for index, first in zip(at, begin, strict=True)))
@@ -62,7 +62,7 @@ def _slice_refusal(graph: Graph, node: Node) -> Refusal | None:
     return None if known else Reason.NOT_CONSTANT(place=1, op=node.op)
 
 
-def _strided_slice(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _strided_slice(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     x = node.inputs[0]
     places = taken(w.graph, node, node.inputs[1:4], w.shapes[x])
     assert places is not None
@@ -76,7 +76,7 @@ def _strided_slice_refusal(graph: Graph, node: Node) -> Refusal | None:
     return None if known is not None else Reason.SLICE_BOUNDS()
 
 
-def _strided_slice_gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _strided_slice_gradient(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """The gradient where the slice took an element, else 0."""
     gradient = node.inputs[4]
     places = taken(w.graph, node, node.inputs[1:4], w.shapes[TensorId(node.name)])
@@ -109,13 +109,13 @@ def _gradient_refusal(graph: Graph, node: Node) -> Refusal | None:
     return None if known is not None else Reason.SLICE_GRADIENT()
 
 
-def _concat(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _concat(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     parts = node.inputs[:-1]
     place = (integers(w.graph, node.inputs[-1]) or [0])[0] % len(at)
     return (yield from pick.joined(w, node, parts, place, at))
 
 
-def _pack(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _pack(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     place = integer(node.attrs.get("axis", 0)) % len(at)
     element: int | None = None
     low, high = pick.range_of(w, node, at[place], len(node.inputs))
@@ -127,7 +127,7 @@ def _pack(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return element
 
 
-def _unpack(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _unpack(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     x = node.inputs[0]
     place = integer(node.attrs.get("axis", 0)) % len(w.shapes[x])
     return (yield x, (*at[:place], shifted(FIRST, output), *at[place:]))
@@ -150,7 +150,7 @@ def _squeeze_refusal(graph: Graph, node: Node) -> Refusal | None:
     return None if known else Reason.SQUEEZED()
 
 
-def _split(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _split(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     x, dimension = (node.inputs[1], node.inputs[0]) if node.op == "Split" else (node.inputs[0], node.inputs[2])
     place = (integers(w.graph, dimension) or [0])[0] % len(at)
     sizes = [w.shapes[TensorId(node.name, part)][place] for part in range(output)]
@@ -158,7 +158,7 @@ def _split(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield x, (*at[:place], shifted(at[place], sum(sizes)), *at[place + 1 :]))
 
 
-def _pad(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _pad(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     x, paddings = node.inputs[0], integers(w.graph, node.inputs[1]) or []
     shape = w.shapes[x]
     found, inside = [], []
@@ -177,7 +177,7 @@ def _pad(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return pick.where_all(w, inside, element, padding)
 
 
-def _tile(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _tile(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     x = node.inputs[0]
     found = []
     for index, size, wide in zip(at, w.shapes[x], w.shapes[TensorId(node.name)], strict=True):
@@ -188,7 +188,7 @@ def _tile(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield x, tuple(found))
 
 
-def _reverse(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _reverse(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     x = node.inputs[0]
     found = list(at)
     for place in integers(w.graph, node.inputs[1]) or ():
@@ -198,7 +198,7 @@ def _reverse(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return (yield x, tuple(found))
 
 
-def _range(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _range(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     dtype = w.shapes.dtype(TensorId(node.name))
     start, _, step = ((integers(w.graph, tensor) or [0])[0] for tensor in node.inputs)
     position = w.apply("multiply", w.position(at[0], dtype), w.number(dtype, step))
@@ -212,7 +212,7 @@ def _range_refusal(graph: Graph, node: Node) -> Refusal | None:
     return _constants(0, 2)(graph, node)
 
 
-def _band_part(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _band_part(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """Elements no more than so many places below and above the diagonal; a negative number of them is all."""
     lower, upper = ((integers(w.graph, tensor) or [0])[0] for tensor in node.inputs[1:])
     element = yield node.inputs[0], at

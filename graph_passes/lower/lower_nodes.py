@@ -15,12 +15,12 @@ from graph_passes.lower.access import Access
 from graph_passes.lower.draft import program_of
 from graph_passes.lower.finish import drafted, finished
 from graph_passes.lower.known_numbers import number_of
-from graph_passes.lower.program_writer import Held, LoweringError, Steps, Value, Writer
+from graph_passes.lower.program_writer import LoweringError, ProgramWriter, Steps, Value, VariableValue
 from graph_passes.lower.rules import RULES
 from graph_passes.lower.shapes import Shapes
 from graph_passes.refusals import Reason
 
-__all__ = ["Held", "LoweredKernel", "LoweringError", "Value", "lower_kernel", "require_kernel"]
+__all__ = ["LoweredKernel", "LoweringError", "Value", "VariableValue", "lower_kernel", "require_kernel"]
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ def require_kernel(
         lower_kernel(graph, members, outputs, shapes)
 
 
-def _begun(graph: Graph, members: Sequence[str], shapes: Shapes | None) -> tuple[_Members, Writer]:
+def _begun(graph: Graph, members: Sequence[str], shapes: Shapes | None) -> tuple[_Members, ProgramWriter]:
     go_on()
     inside = _Members(graph, members)
-    return inside, Writer(graph, shapes or Shapes(graph), inside.start)
+    return inside, ProgramWriter(graph, shapes or Shapes(graph), inside.start)
 
 
 def _written(
-    w: Writer, inside: _Members, outputs: Sequence[TensorId], wanted: Sequence[Value]
+    w: ProgramWriter, inside: _Members, outputs: Sequence[TensorId], wanted: Sequence[Value]
 ) -> list[tuple[int, Access]]:
     """Where each of `wanted` is in what was written, and along which axes."""
     graph = w.graph
@@ -140,22 +140,22 @@ class _Members:
     def __init__(self, graph: Graph, members: Sequence[str]) -> None:
         self.place = {name: place for place, name in enumerate(members)}
         self._graph = graph
-        self._touched: dict[TensorId, list[Held]] = {}  # by variable, in order: reads, and updates
+        self._touched: dict[TensorId, list[VariableValue]] = {}  # by variable, in order: reads, and updates
         for name in members:
             rule = RULES[graph[name].op]
             for index in dict.fromkeys((*rule.reads, *rule.writes)):
                 self._touched.setdefault(self._variable(name, index), []).append(
-                    Held(name, index, index in rule.writes)
+                    VariableValue(name, index, index in rule.writes)
                 )
 
-    def updated(self) -> list[Held]:
+    def updated(self) -> list[VariableValue]:
         """What the variables hold in the end that are written."""
         writes = ([each for each in touched if each.updated] for touched in self._touched.values())
         return [written[-1] for written in writes if written]
 
-    def start(self, w: Writer, value: Value, at: Access) -> Steps:
+    def start(self, w: ProgramWriter, value: Value, at: Access) -> Steps:
         """One element of a value: computed if a member makes it, else read."""
-        if isinstance(value, Held) and not value.updated:
+        if isinstance(value, VariableValue) and not value.updated:
             return self._held(w, value, at)
         if value.node in self.place:
             node = self._graph[value.node]
@@ -165,16 +165,16 @@ class _Members:
     def _variable(self, name: str, index: int) -> TensorId:
         return passed(self._graph, self._graph[name].inputs[index])
 
-    def _held(self, w: Writer, value: Held, at: Access) -> Steps:
+    def _held(self, w: ProgramWriter, value: VariableValue, at: Access) -> Steps:
         """What the last member before has given the variable; else the value that its first user finds."""
         touched = self._touched[self._variable(value.node, value.index)]
         before = [each for each in touched if each.updated and self.place[each.node] < self.place[value.node]]
         if before:
             return (yield before[-1], at)
-        return w.read(Held(touched[0].node, touched[0].index), at)
+        return w.read(VariableValue(touched[0].node, touched[0].index), at)
 
 
-def _given(w: Writer, value: Value, at: Access) -> Steps:
+def _given(w: ProgramWriter, value: Value, at: Access) -> Steps:
     number = number_of(w.graph, value) if isinstance(value, TensorId) else None
     if number is not None:
         return w.number(w.shapes.dtype(value), number)
@@ -182,7 +182,7 @@ def _given(w: Writer, value: Value, at: Access) -> Steps:
     yield  # a generator, as rules are, that needs nothing
 
 
-def _whole(w: Writer, value: Value) -> Access:
+def _whole(w: ProgramWriter, value: Value) -> Access:
     """Where all of an output is: along axes along which it was read already, or else new ones."""
     shape = w.shapes[value]
     for at in w.demanded.get(value, ()):

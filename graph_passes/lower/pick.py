@@ -10,7 +10,7 @@ from custom_ops.expr.nodes import Index
 from custom_ops.expr.table_entry import INTEGER_RANGES
 from graph_passes.graph.ir import Node, TensorId
 from graph_passes.lower.access import FIRST, Access, bounds, divided, scaled, shifted
-from graph_passes.lower.program_writer import Demand, LoweringError, Writer
+from graph_passes.lower.program_writer import Demand, LoweringError, ProgramWriter
 from graph_passes.refusals import Reason
 
 
@@ -20,13 +20,13 @@ def require_known(node: Node, sizes: Sequence[int]) -> None:
         raise LoweringError(Reason.PICKED.of(node))
 
 
-def range_of(w: Writer, node: Node, index: Index, size: int) -> tuple[int, int]:
+def range_of(w: ProgramWriter, node: Node, index: Index, size: int) -> tuple[int, int]:
     """The least and the largest value of an index of a dimension of `size`."""
     found = bounds(index, w.sizes)
     return (0, size - 1) if found is None else (max(found[0], 0), min(found[1], size - 1))
 
 
-def within(w: Writer, index: Index, low: int, end: int) -> list[int]:
+def within(w: ProgramWriter, index: Index, low: int, end: int) -> list[int]:
     """Conditions that hold where the index is at least `low` and below `end`; none where that is always so."""
     found = bounds(index, w.sizes)
     conditions = []
@@ -39,7 +39,7 @@ def within(w: Writer, index: Index, low: int, end: int) -> list[int]:
     return conditions
 
 
-def clamped(w: Writer, index: Index, size: int) -> Index:
+def clamped(w: ProgramWriter, index: Index, size: int) -> Index:
     """The index where it is a position of a dimension of `size`, and any such position elsewhere."""
     found = bounds(index, w.sizes)
     if found is not None and 0 <= found[0] <= found[1] < size:
@@ -52,7 +52,7 @@ def clamped(w: Writer, index: Index, size: int) -> Index:
     return Index(nodes=(position,))
 
 
-def times(w: Writer, index: Index, factor: int) -> Index:
+def times(w: ProgramWriter, index: Index, factor: int) -> Index:
     """The index times a number."""
     found = scaled(index, factor)
     if found is not None:
@@ -61,13 +61,13 @@ def times(w: Writer, index: Index, factor: int) -> Index:
     return Index(nodes=(w.apply("multiply", position, w.like(position, factor)),))
 
 
-def is_multiple(w: Writer, index: Index, number: int) -> int:
+def is_multiple(w: ProgramWriter, index: Index, number: int) -> int:
     """Whether the index is a multiple of a number."""
     position = w.position(index)
     return w.apply("equal", w.remainder(position, number), w.like(position, 0))
 
 
-def quotient(w: Writer, index: Index, number: int) -> Index:
+def quotient(w: ProgramWriter, index: Index, number: int) -> Index:
     """The index divided by a number, rounded down."""
     pair = divided(index, number, w.sizes)
     if pair is not None:
@@ -75,7 +75,7 @@ def quotient(w: Writer, index: Index, number: int) -> Index:
     return Index(nodes=(w.quotient(w.position(index), number),))
 
 
-def reshaped(w: Writer, at: Access, shape: Sequence[int], source: Sequence[int]) -> Access:
+def reshaped(w: ProgramWriter, at: Access, shape: Sequence[int], source: Sequence[int]) -> Access:
     """Where an element that is gathered from a reshape is in the tensor that was reshaped: computed, one by one.
 
     Dimensions that are as many elements before and after are computed apart from the others, so what chooses a row does
@@ -115,7 +115,7 @@ def _matching(shape: Sequence[int], source: Sequence[int]) -> list[tuple[slice, 
     return found
 
 
-def _divided(w: Writer, at: Sequence[Index], shape: Sequence[int], source: Sequence[int]) -> list[Index]:
+def _divided(w: ProgramWriter, at: Sequence[Index], shape: Sequence[int], source: Sequence[int]) -> list[Index]:
     flat: int | None = None
     largest = prod(max(size, 1) for size in source)
     if largest > INTEGER_RANGES["int32"][1]:
@@ -132,7 +132,7 @@ def _divided(w: Writer, at: Sequence[Index], shape: Sequence[int], source: Seque
     return found
 
 
-def where_all(w: Writer, conditions: Sequence[int], element: int, otherwise: int) -> int:
+def where_all(w: ProgramWriter, conditions: Sequence[int], element: int, otherwise: int) -> int:
     """The element where all conditions hold."""
     if not conditions:
         return element
@@ -142,13 +142,15 @@ def where_all(w: Writer, conditions: Sequence[int], element: int, otherwise: int
     return w.apply("select", first, element, otherwise)
 
 
-def where_below(w: Writer, index: Index, end: int, element: int, otherwise: int) -> int:
+def where_below(w: ProgramWriter, index: Index, end: int, element: int, otherwise: int) -> int:
     """The element where the index is below `end`."""
     position = w.position(index)
     return w.apply("select", w.apply("greater", w.like(position, end), position), element, otherwise)
 
 
-def joined(w: Writer, node: Node, parts: Sequence[TensorId], place: int, at: Access) -> Generator[Demand, int, int]:
+def joined(
+    w: ProgramWriter, node: Node, parts: Sequence[TensorId], place: int, at: Access
+) -> Generator[Demand, int, int]:
     """An element of parts that lie one after the other along a dimension."""
     sizes = [w.shapes[part][place] for part in parts]
     require_known(node, sizes)

@@ -9,7 +9,7 @@ from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
-from graph_passes.lower.program_writer import LoweringError, Steps, Writer
+from graph_passes.lower.program_writer import LoweringError, ProgramWriter, Steps
 from graph_passes.lower.rule import Rule
 from graph_passes.lower.shapes import TRANSPOSES
 from graph_passes.refusals import Reason, Refusal
@@ -18,7 +18,7 @@ _HALF_TYPES = ("float16", "bfloat16")
 _FUSED = {("BiasAdd",), ("BiasAdd", "Relu")}
 
 
-def _product(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _product(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     left, right = node.inputs[:2]
     flipped = [boolean(node.attrs.get(name)) for name in TRANSPOSES[node.op]]
     sizes = w.shapes[left]
@@ -38,7 +38,7 @@ def _product(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply("relu", found) if "Relu" in fused else found
 
 
-def _depth(w: Writer, left: TensorId, flipped: bool, size: int, at: Access) -> tuple[Index, tuple[int, ...]]:
+def _depth(w: ProgramWriter, left: TensorId, flipped: bool, size: int, at: Access) -> tuple[Index, tuple[int, ...]]:
     """Where to read along the depth, and its axis: one along which the left factor is read elsewhere, so that products
     with the same one share what they read."""
     if size == 1:
@@ -51,7 +51,7 @@ def _depth(w: Writer, left: TensorId, flipped: bool, size: int, at: Access) -> t
     return along(axis), (axis,)
 
 
-def _batch(w: Writer, factor: TensorId, node: Node, batch: Sequence[Index]) -> list[Index]:
+def _batch(w: ProgramWriter, factor: TensorId, node: Node, batch: Sequence[Index]) -> list[Index]:
     """Where to read a factor whose outer dimensions are broadcast to the result's."""
     own, wide = w.shapes[factor][:-2], w.shapes[TensorId(node.name)][:-2]
     first, found = len(wide) - len(own), []

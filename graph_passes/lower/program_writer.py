@@ -39,7 +39,7 @@ class LoweringError(GraphError):
 
 
 @dataclass(frozen=True)
-class Held:
+class VariableValue:
     """What a variable holds whose handle is input `index` of `node`: before that node, or after it if `updated`."""
 
     node: str
@@ -47,14 +47,14 @@ class Held:
     updated: bool = False
 
 
-Value: TypeAlias = TensorId | Held
+Value: TypeAlias = TensorId | VariableValue
 Demand: TypeAlias = tuple[Value, Access]
 Steps: TypeAlias = Generator[Demand, int, int]
 
 MOST_NODES = 10_000  # of a program: more of them are computed again and again at ever other places
 
 
-class Writer:
+class ProgramWriter:
     """A program as it grows.
 
     Attributes:
@@ -67,7 +67,7 @@ class Writer:
         demanded: where each value was demanded, in order.
     """
 
-    def __init__(self, graph: Graph, shapes: Shapes, start: Callable[[Writer, Value, Access], Steps]) -> None:
+    def __init__(self, graph: Graph, shapes: Shapes, start: Callable[[ProgramWriter, Value, Access], Steps]) -> None:
         self.graph = graph
         self.shapes = shapes
         self.nodes: list[expr.Node] = []

@@ -15,7 +15,7 @@ from custom_ops.expr.table_entry import FLOATS
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.program_writer import Demand, Steps, Writer
+from graph_passes.lower.program_writer import Demand, ProgramWriter, Steps
 from graph_passes.lower.rule import Rule
 from graph_passes.refusals import Reason, Refusal
 
@@ -23,7 +23,7 @@ MOST = 128  # numbers of a row
 MOST_PAIRS = 1 << 26  # of all rows: what a GPU compares in as long as TensorFlow's kernel takes, an estimate
 
 
-def _top(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _top(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """Outputs: the numbers, and their positions."""
     x = node.inputs[0]
     index_dtype = w.shapes.dtype(TensorId(node.name, 1))
@@ -31,7 +31,7 @@ def _top(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return position if output == 1 else (yield x, (*at[:-1], Index(nodes=(position,))))
 
 
-def _position(w: Writer, x: TensorId, at: Access, dtype: str) -> Generator[Demand, int, int]:
+def _position(w: ProgramWriter, x: TensorId, at: Access, dtype: str) -> Generator[Demand, int, int]:
     """Where the number of rank `at[-1]` lies in its row."""
     *row, rank = at
     own, other = w.everywhere(w.shapes[x][-1:] * 2)
@@ -45,7 +45,7 @@ def _position(w: Writer, x: TensorId, at: Access, dtype: str) -> Generator[Deman
     return w.reduce("sum", w.apply("select", here, places, w.like(places, 0)), sorted(w.axes_of(own)))
 
 
-def _before(w: Writer, x: TensorId, at: Access, one: int, place: int, own: int) -> Generator[Demand, int, int]:
+def _before(w: ProgramWriter, x: TensorId, at: Access, one: int, place: int, own: int) -> Generator[Demand, int, int]:
     """Whether the number at `at`, which is at `place` of its row, comes before `one`, which is at `own`."""
     other = yield x, at
     larger, alike = w.apply("greater", other, one), w.apply("equal", other, one)

@@ -11,7 +11,7 @@ from graph_passes.graph.ir import Graph, Node, TensorId, boolean, text
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
 from graph_passes.lower.known_numbers import integers
-from graph_passes.lower.program_writer import Steps, Writer
+from graph_passes.lower.program_writer import ProgramWriter, Steps
 from graph_passes.lower.rule import Rule
 from graph_passes.refusals import Reason, Refusal
 
@@ -61,14 +61,14 @@ def widened(at: Access, dimensions: Sequence[int], kept: bool) -> Access:
     return tuple(found)
 
 
-def _reduce(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _reduce(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     (x, _), dimensions = node.inputs, _dimensions(w.graph, node) or ()
     access, axes = w.over(x, dimensions, widened(at, dimensions, boolean(node.attrs.get("keep_dims"))))
     element = yield x, access
     return w.reduce(_KINDS[node.op], element, axes)
 
 
-def _bias_gradient(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _bias_gradient(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     (x,) = node.inputs
     rank = len(w.shapes[x])
     channels = 1 if text(node.attrs.get("data_format")) == "NCHW" else rank - 1
@@ -84,7 +84,7 @@ def _bias_gradient_kind(graph: Graph, node: Node) -> OpPattern:
     return reduction_kind(shape, [place for place in range(len(shape)) if place != channels])
 
 
-def _l2_loss(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _l2_loss(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     (x,) = node.inputs
     shape = w.shapes[x]
     access, axes = w.over(x, range(len(shape)), (FIRST,) * len(shape))
@@ -93,7 +93,7 @@ def _l2_loss(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply("divide", total, w.like(total, 2.0))
 
 
-def _arg(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _arg(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """The first position of the extreme; a NaN is none, and all that is as low as the lowest number counts as it."""
     x, (place, *_) = node.inputs[0], _dimensions(w.graph, node) or [0]
     access, axes = w.over(x, (place,), widened(at, (place,), kept=False))

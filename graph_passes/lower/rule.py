@@ -9,11 +9,11 @@ from typing import TypeAlias
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
-from graph_passes.lower.program_writer import Demand, LoweringError, Steps, Writer
+from graph_passes.lower.program_writer import Demand, LoweringError, ProgramWriter, Steps
 from graph_passes.refusals import Reason, Refusal
 
 # One element of an output, or, of an op that updates variables, of what it gives the variable of that input.
-Write: TypeAlias = Callable[[Writer, Node, int, Access], Steps]
+Write: TypeAlias = Callable[[ProgramWriter, Node, int, Access], Steps]
 
 
 def _accepted(graph: Graph, node: Node) -> Refusal | None:
@@ -50,7 +50,7 @@ class Rule:
         return self.pattern if isinstance(self.pattern, OpPattern) else self.pattern(graph, node)
 
 
-def broadcast(w: Writer, value: TensorId, shape: Sequence[int], at: Access) -> Access:
+def broadcast(w: ProgramWriter, value: TensorId, shape: Sequence[int], at: Access) -> Access:
     """Where to read a tensor for the element `at` of a tensor of `shape` that it is broadcast to.
 
     Raises:
@@ -66,7 +66,9 @@ def broadcast(w: Writer, value: TensorId, shape: Sequence[int], at: Access) -> A
     return tuple(found)
 
 
-def elements(w: Writer, node: Node, at: Access, operands: Sequence[TensorId]) -> Generator[Demand, int, list[int]]:
+def elements(
+    w: ProgramWriter, node: Node, at: Access, operands: Sequence[TensorId]
+) -> Generator[Demand, int, list[int]]:
     """One element of each operand, all broadcast to the node's first output."""
     shape = w.shapes[TensorId(node.name)]
     found = []

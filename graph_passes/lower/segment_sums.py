@@ -20,7 +20,7 @@ from custom_ops.expr.table_entry import INTEGER_RANGES
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.program_writer import Demand, Held, LoweringError, Steps, Writer
+from graph_passes.lower.program_writer import Demand, LoweringError, ProgramWriter, Steps, VariableValue
 from graph_passes.lower.rule import Rule
 from graph_passes.lower.shapes import variable_spec
 from graph_passes.refusals import Reason, Refusal
@@ -35,7 +35,7 @@ MOST_HELD = 1 << 22  # numbers of a variable whose rows are updated: all of them
 
 
 def _hits(
-    w: Writer, ids: TensorId, data: TensorId, at: Access, depth: int = 0
+    w: ProgramWriter, ids: TensorId, data: TensorId, at: Access, depth: int = 0
 ) -> Generator[Demand, int, tuple[int, int, list[int]]]:
     """Whether a number counts for a result, the number, and the axes to add up along.
 
@@ -56,28 +56,28 @@ def _hits(
     return hit, element, [axis for index in every for axis in w.axes_of(index)]
 
 
-def _looked_at(w: Writer, ids: TensorId, at: Access) -> int:
+def _looked_at(w: ProgramWriter, ids: TensorId, at: Access) -> int:
     results = {axis for index in at for axis in w.axes_of(index)}
     return prod(w.sizes[axis] or TYPICAL for axis in results) * prod(max(size, 1) for size in w.shapes[ids])
 
 
-def _total(w: Writer, ids: TensorId, data: TensorId, at: Access, depth: int = 0) -> Steps:
+def _total(w: ProgramWriter, ids: TensorId, data: TensorId, at: Access, depth: int = 0) -> Steps:
     hit, element, axes = yield from _hits(w, ids, data, at, depth)
     return w.reduce("sum", w.apply("select", hit, element, w.like(element, 0)), axes)
 
 
-def _sum(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _sum(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     return (yield from _total(w, node.inputs[1], node.inputs[0], at))
 
 
-def _scatter_nd(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _scatter_nd(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     ids, data = node.inputs[:2]
     return (yield from _total(w, ids, data, at, w.shapes[ids][-1]))
 
 
-def _scatter(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _scatter(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """What a variable holds afterwards."""
-    held = yield Held(node.name, 0), at
+    held = yield VariableValue(node.name, 0), at
     _, ids, data = node.inputs
     if node.op == "ResourceScatterUpdate":
         return (yield from _last(w, ids, data, at, held))
@@ -86,7 +86,7 @@ def _scatter(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply("select", w.apply("equal", total, w.like(total, 0)), held, moved)
 
 
-def _last(w: Writer, ids: TensorId, data: TensorId, at: Access, held: int) -> Steps:
+def _last(w: ProgramWriter, ids: TensorId, data: TensorId, at: Access, held: int) -> Steps:
     """The last of the rows that are given, or what the variable held."""
     segment, *rest = at
     (place,) = w.everywhere(w.shapes[ids])
@@ -100,7 +100,7 @@ def _last(w: Writer, ids: TensorId, data: TensorId, at: Access, held: int) -> St
     return w.apply("select", w.apply("greater_equal", last, w.like(last, 0)), given, held)
 
 
-def is_cheap(w: Writer, place: int) -> bool:
+def is_cheap(w: ProgramWriter, place: int) -> bool:
     """Whether a value may be computed again for each segment: of what is read, by little arithmetic."""
     waiting, work = [place], 0
     while waiting and work <= MOST_AGAIN:

@@ -23,7 +23,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Part:
+class JoinedPart:
     """A slice of a concatenation's gradient: where it begins, the tensor that was joined there, whose shape it has, and
     along which dimension."""
 
@@ -32,7 +32,7 @@ class Part:
     axis: int
 
 
-def part_of(graph: Graph, node: Node) -> Part | None:
+def part_of(graph: Graph, node: Node) -> JoinedPart | None:
     """The part of a concatenation that a Slice gives back its gradient; None if it is something else.
 
     Sizes along other dimensions than that of the concatenation need not be known.
@@ -51,7 +51,7 @@ def part_of(graph: Graph, node: Node) -> Part | None:
     if part is None or _shaped_by(graph, size) != part or len(offsets) != offset.index:
         return None
     axis = place[0] % max(rank, 1)
-    return Part(tuple(sum(offsets) if each == axis else 0 for each in range(rank)), part, axis)
+    return JoinedPart(tuple(sum(offsets) if each == axis else 0 for each in range(rank)), part, axis)
 
 
 def _shaped_by(graph: Graph, tensor: TensorId) -> TensorId | None:

@@ -11,14 +11,14 @@ from custom_ops.expr.reference import HALF_TYPES
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
-from graph_passes.lower.program_writer import Demand, Steps, Writer
+from graph_passes.lower.program_writer import Demand, ProgramWriter, Steps
 from graph_passes.lower.reductions import reduction_kind
 from graph_passes.lower.rule import Rule, broadcast
 from graph_passes.refusals import Reason, Refusal
 
 
 def _shifted(
-    w: Writer, logits: TensorId, at: Access, dtype: str
+    w: ProgramWriter, logits: TensorId, at: Access, dtype: str
 ) -> Generator[Demand, int, tuple[int, int, Access, tuple[int, ...]]]:
     """The logits less the maximum of their row, as `dtype`; the sum over the row of its exponentials; where the row was
     read."""
@@ -30,7 +30,7 @@ def _shifted(
     return w.apply("subtract", element, largest), total, row, axes
 
 
-def _softmax(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _softmax(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """Half types are rounded once, at the end, as in TensorFlow's kernel for a GPU and in oneDNN's."""
     logits = node.inputs[0]
     dtype = w.shapes.dtype(logits)
@@ -47,7 +47,7 @@ def _row_kind(graph: Graph, node: Node) -> OpPattern:
     return reduction_kind(shape, (len(shape) - 1,))
 
 
-def _cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _cross_entropy(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """Outputs: the loss of each row; the gradient of the sum of the losses with respect to the logits."""
     features, labels = node.inputs
     shape, dtype = w.shapes[TensorId(node.name, 1)], w.shapes.dtype(features)
@@ -61,7 +61,7 @@ def _cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.reduce("sum", w.apply("multiply", label, w.apply("subtract", w.apply("log", total), shifted)), axes)
 
 
-def _sparse_cross_entropy(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _sparse_cross_entropy(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     """The loss or its gradient, for labels that are classes; a label that is no class gives NaN, as on a GPU."""
     features, labels = node.inputs
     classes = w.shapes[features][-1]

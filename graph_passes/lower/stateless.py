@@ -14,7 +14,7 @@ from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern, passed
 from graph_passes.lower.access import FIRST, Access, added, scaled
 from graph_passes.lower.known_numbers import integers
-from graph_passes.lower.program_writer import LoweringError, Steps, Writer
+from graph_passes.lower.program_writer import LoweringError, ProgramWriter, Steps
 from graph_passes.lower.rule import Rule
 from graph_passes.refusals import Reason, Refusal
 
@@ -26,14 +26,14 @@ _PHILOX = ([1], [3])
 _CHOOSES = frozenset({"StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"})
 
 
-def _draw(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _draw(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     tensor = TensorId(node.name)
     number = _place(w, tensor, at)
     return w.random(w.shapes.dtype(tensor), node.inputs[_KEY], node.inputs[_COUNTER], number)
     yield  # a generator, as rules are, that needs nothing
 
 
-def _place(w: Writer, tensor: TensorId, at: Access) -> Index:
+def _place(w: ProgramWriter, tensor: TensorId, at: Access) -> Index:
     """The number of an element among all of its tensor's."""
     shape, number = w.shapes[tensor], FIRST
     for place, index in enumerate(at):
@@ -60,7 +60,7 @@ def _refusal(graph: Graph, node: Node) -> Refusal | None:
     return None if known else Reason.RANDOM_ALGORITHM()
 
 
-def _draw_seeded(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _draw_seeded(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     tensor = TensorId(node.name)
     seed = node.inputs[_SEED]
     return w.random(w.shapes.dtype(tensor), seed, seed, _place(w, tensor, at))

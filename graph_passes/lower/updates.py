@@ -10,41 +10,41 @@ from collections.abc import Generator
 from graph_passes.graph.ir import Graph, Node, boolean
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import Access
-from graph_passes.lower.program_writer import Demand, Held, Steps, Writer
+from graph_passes.lower.program_writer import Demand, ProgramWriter, Steps, VariableValue
 from graph_passes.lower.rule import Rule, Write
 from graph_passes.lower.shapes import variable_spec
 from graph_passes.refusals import Reason, Refusal
 
 
-def _read(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    return (yield Held(node.name, 0), at)
+def _read(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
+    return (yield VariableValue(node.name, 0), at)
 
 
-def _assign(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _assign(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     value = yield node.inputs[1], at
     if node.op == "AssignVariableOp":
         return value
-    held = yield Held(node.name, 0), at
+    held = yield VariableValue(node.name, 0), at
     return w.apply("add" if node.op == "AssignAddVariableOp" else "subtract", held, value)
 
 
-def _gradient_descent(w: Writer, node: Node, output: int, at: Access) -> Steps:
-    var = yield Held(node.name, 0), at
+def _gradient_descent(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
+    var = yield VariableValue(node.name, 0), at
     rate = yield node.inputs[1], ()
     gradient = yield node.inputs[2], at
     return w.apply("subtract", var, w.apply("multiply", gradient, rate))
 
 
-def _momentum(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _momentum(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     rate, gradient, momentum = yield from _rest(node, at, 2, scalars=(2, 4))
     if output == 1:
-        slot = yield Held(node.name, 1), at
+        slot = yield VariableValue(node.name, 1), at
         kept = w.apply("multiply", slot, momentum)
         if node.op == "ResourceApplyMomentum":
             return w.apply("add", kept, gradient)
         return w.apply("subtract", kept, w.apply("multiply", gradient, rate))
-    var = yield Held(node.name, 0), at
-    slot = yield Held(node.name, 1, updated=True), at
+    var = yield VariableValue(node.name, 0), at
+    slot = yield VariableValue(node.name, 1, updated=True), at
     nesterov = boolean(node.attrs.get("use_nesterov"))
     ahead, step = w.apply("multiply", slot, momentum), w.apply("multiply", gradient, rate)
     if node.op == "ResourceApplyMomentum":
@@ -53,20 +53,20 @@ def _momentum(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply("add", var, w.apply("subtract", ahead, step) if nesterov else slot)
 
 
-def _adam(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _adam(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     power1, power2, rate, beta1, beta2, epsilon, gradient = yield from _rest(node, at, 3, scalars=range(3, 9))
     one = w.like(gradient, 1)
     if output == 1:
-        first = yield Held(node.name, 1), at
+        first = yield VariableValue(node.name, 1), at
         moved = w.apply("multiply", w.apply("subtract", gradient, first), w.apply("subtract", one, beta1))
         return w.apply("add", first, moved)
     if output == 2:
-        second = yield Held(node.name, 2), at
+        second = yield VariableValue(node.name, 2), at
         change = w.apply("subtract", w.apply("square", gradient), second)
         return w.apply("add", second, w.apply("multiply", change, w.apply("subtract", one, beta2)))
-    var = yield Held(node.name, 0), at
-    first = yield Held(node.name, 1, updated=True), at
-    second = yield Held(node.name, 2, updated=True), at
+    var = yield VariableValue(node.name, 0), at
+    first = yield VariableValue(node.name, 1, updated=True), at
+    second = yield VariableValue(node.name, 2, updated=True), at
     corrected = w.apply("multiply", rate, w.apply("sqrt", w.apply("subtract", one, power2)))
     alpha = w.apply("divide", corrected, w.apply("subtract", one, power1))
     if boolean(node.attrs.get("use_nesterov")):
@@ -76,31 +76,31 @@ def _adam(w: Writer, node: Node, output: int, at: Access) -> Steps:
     return w.apply("subtract", var, w.apply("divide", w.apply("multiply", first, alpha), scale))
 
 
-def _rms_prop(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _rms_prop(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     rate, rho, momentum, epsilon, gradient = yield from _rest(node, at, 3, scalars=range(3, 7))
     if output == 1:
-        squares = yield Held(node.name, 1), at
+        squares = yield VariableValue(node.name, 1), at
         change = w.apply("subtract", w.apply("square", gradient), squares)
         return w.apply("add", squares, w.apply("multiply", change, w.apply("subtract", w.like(rho, 1), rho)))
     if output == 2:
-        moment = yield Held(node.name, 2), at
-        squares = yield Held(node.name, 1, updated=True), at
+        moment = yield VariableValue(node.name, 2), at
+        squares = yield VariableValue(node.name, 1, updated=True), at
         step = w.apply("divide", w.apply("multiply", gradient, rate), w.apply("sqrt", w.apply("add", squares, epsilon)))
         return w.apply("add", w.apply("multiply", moment, momentum), step)
-    var = yield Held(node.name, 0), at
-    moment = yield Held(node.name, 2, updated=True), at
+    var = yield VariableValue(node.name, 0), at
+    moment = yield VariableValue(node.name, 2, updated=True), at
     return w.apply("subtract", var, moment)
 
 
-def _adagrad(w: Writer, node: Node, output: int, at: Access) -> Steps:
+def _adagrad(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     second = node.op == "ResourceApplyAdagradV2"
     rate = yield node.inputs[2], ()
     gradient = yield node.inputs[4 if second else 3], at
     if output == 1:
-        squares = yield Held(node.name, 1), at
+        squares = yield VariableValue(node.name, 1), at
         return w.apply("add", squares, w.apply("square", gradient)) if _updates_slots(node) else squares
-    var = yield Held(node.name, 0), at
-    squares = yield Held(node.name, 1, updated=True), at
+    var = yield VariableValue(node.name, 0), at
+    squares = yield VariableValue(node.name, 1, updated=True), at
     step = w.apply("multiply", gradient, rate)
     if second:
         epsilon = yield node.inputs[3], ()

@@ -19,7 +19,7 @@ import numpy as np
 
 from custom_ops import build_flags
 from custom_ops.errors import KernelError
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.nvrtc import KERNELS
 from tests.compiled import compiler_key, kept
 
@@ -195,8 +195,8 @@ def _cluster(config: Any) -> int:
     return next((a.value.clusterDim.x for a in config.attrs if hasattr(a.value.clusterDim, "x")), 1)
 
 
-class CpuDevice(Device):
-    """A `Device` whose kernels run on the CPU."""
+class CpuDevice(DeviceContext):
+    """A `DeviceContext` whose kernels run on the CPU."""
 
     def download(self, place: int, array: Any) -> Any:
         """As a device's; numbers that came from shared memory which nobody had written are an error."""

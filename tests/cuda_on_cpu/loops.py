@@ -16,7 +16,7 @@ from custom_ops.expr.cuda import C_TYPES, HALF_TYPES, emit_cuda, literal
 from custom_ops.expr.nodes import Constant, Index, Input, Position, Reduce, arguments_of, live_nodes
 from custom_ops.expr.program import Program
 from custom_ops.expr.reference import numpy_dtype
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import checked
 
 THREADS = 64
@@ -158,7 +158,7 @@ def source(program: Program) -> str:
     return _Kernel(program).source()
 
 
-def run(device: Device, program: Program, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+def run(device: DeviceContext, program: Program, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """The outputs, as `custom_ops.expr.reference.run` gives them."""
     kernel = _Kernel(program)
     sizes = program.sizes([tensor.shape for tensor in tensors])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from custom_ops.jit import nvrtc
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import checked, cuda_driver
 
 pytest_plugins = ("tests.gpu_device",)
@@ -44,7 +44,7 @@ extern "C" __global__ void check(double* worst) {
         ("hyperbolic_tangent", "tanh(static_cast<double>(x))", 3.0),
     ],
 )
-def test_units_in_the_last_place(device: Device, function: str, truth: str, bound: float) -> None:
+def test_units_in_the_last_place(device: DeviceContext, function: str, truth: str, bound: float) -> None:
     driver = cuda_driver()
     names = {"FUNCTION": function, "TRUTH": truth, "INFINITE": "1e30"}
     defined = "".join(f"#define {name} {value}\n" for name, value in names.items())

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.jit.cublas import CublasLt, MatrixProduct
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from graph_passes.report import UNDECIDED
 
 SIZE = 768
@@ -26,7 +26,7 @@ def test_products_side_by_side() -> None:
     rng = np.random.default_rng(0)
     given = [rng.normal(size=(SIZE, SIZE)).astype(np.float32) for _ in range(4)]
     form = MatrixProduct(SIZE, SIZE, SIZE, tf32=False)
-    with Device() as device, ExitStack() as opened:
+    with DeviceContext() as device, ExitStack() as opened:
         left, *rights = (device.upload(matrix) for matrix in given)
         results = [device.allocate(left_.nbytes) for left_ in given[1:]]
         calls = []

@@ -12,9 +12,9 @@ from custom_ops.fusion.codegen.kernel import make
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.kernel_model import ranked
 from custom_ops.fusion.search.space import kernels, layouts
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.image import KernelImage
-from custom_ops.jit.launch import Kernel, Module
+from custom_ops.jit.launch import LoadedKernel, Module
 from tests.fusion_kernels import run
 from tests.fusion_products import Given, exact, heads, layer, product, softmax, together
 
@@ -33,13 +33,13 @@ CASES: dict[str, Given] = {
 
 
 @pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with Device() as found:
+def device() -> Iterator[DeviceContext]:
+    with DeviceContext() as found:
         yield found
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_products(device: Device, name: str) -> None:
+def test_products(device: DeviceContext, name: str) -> None:
     """The five best of the model: right, the same numbers each time, and no registers spilled."""
     program, tensors = CASES[name]
     shapes = [tensor.shape for tensor in tensors]
@@ -54,7 +54,7 @@ def test_products(device: Device, name: str) -> None:
             image = KernelImage(
                 device.arch, kernel.entry, kernel.plan.configuration.threads, code, kernel.source.shared
             )
-            assert Kernel(image, module).local == 0, kernel.plan.configuration
+            assert LoadedKernel(image, module).local == 0, kernel.plan.configuration
             for tf32 in (False, True):
                 first, again = (run(device, kernel, tensors, module, code, tf32=tf32) for _ in range(2))
                 error = 2e-2 if tensors[0].dtype.itemsize == 2 else 4e-3 if tf32 else 2e-5

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.matmul.multiplier import Multiplier, Shape, Tiling
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.matmul import kernels as matmul
 
 pytest_plugins = ("tests.gpu_device",)
@@ -21,7 +21,7 @@ SIZES = [(1, 1, 1), (7, 33, 5), (64, 64, 64), (65, 63, 129), (130, 1000, 7), (33
 
 
 @pytest.fixture(scope="module")
-def multiply(device: Device) -> Multiply:
+def multiply(device: DeviceContext) -> Multiply:
     """`multiply(a, b, bias, tiling, transpose_a, transpose_b)`, the operands as they are to lie."""
     if device.arch < matmul.OLDEST:
         pytest.skip(f"{device.name} has compute capability {device.arch / 10}, these need {matmul.OLDEST / 10}")

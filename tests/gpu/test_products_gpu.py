@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.image_functions import named
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
 from custom_ops.matmul import kernels as matmul
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("float32_products")
 @pytest.fixture(name="programs", scope="module")
 def fixture_programs() -> list[KernelImage]:
     try:
-        arch = Device().arch
+        arch = DeviceContext().arch
     except KernelError as error:
         pytest.skip(str(error))
     if arch < matmul.OLDEST:

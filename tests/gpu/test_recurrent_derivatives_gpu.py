@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from custom_ops.expr.table import FLOAT_OPS, TABLE
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.recurrent import reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.cell_builder import CellBuilder
@@ -44,7 +44,7 @@ def rows(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("op", sorted(CELL_OPS - BOOLEAN))
-def test_values_and_derivatives(device: Device, op: str) -> None:
+def test_values_and_derivatives(device: DeviceContext, op: str) -> None:
     arguments, upstream = tame_points(op, COUNTS.get(op, 1))
     columns, upstream = np.concatenate([rows(array) for array in arguments], -1), rows(upstream)
     cell = cell_of(op)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.codegen.layout import layout
@@ -39,7 +39,9 @@ CELLS = {
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-def test_sequences_that_begin_with_the_batch_and_states_not_given(device: Device, cell: Cell, kernel: str) -> None:
+def test_sequences_that_begin_with_the_batch_and_states_not_given(
+    device: DeviceContext, cell: Cell, kernel: str
+) -> None:
     options = dict(KERNELS[kernel])
     if options.get("replicated") and cell is CELLS["backward"]:
         pytest.skip("its products wait for each other: nothing can be replicated")

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.load import Library, load
 from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import differentiate
-from custom_ops.recurrent.gpu_program import ANY_BATCH, Program, build
+from custom_ops.recurrent.gpu_program import ANY_BATCH, RecurrentProgram, build
 from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests import addons_cells
@@ -40,12 +40,14 @@ def fixture_library() -> Library:
 @pytest.fixture(name="arch", scope="module")
 def fixture_arch() -> int:
     try:
-        return Device().arch
+        return DeviceContext().arch
     except KernelError as error:
         pytest.skip(str(error))
 
 
-def program(cell: Cell, arch: int, kind: str = "single", directions: int = 1, max_batch: int = ANY_BATCH) -> Program:
+def program(
+    cell: Cell, arch: int, kind: str = "single", directions: int = 1, max_batch: int = ANY_BATCH
+) -> RecurrentProgram:
     spec = RecurrentSpec(cell, UNITS, directions=directions)
     return build(spec, CONFIGURATIONS[kind], arch, max_batch=max_batch)
 
@@ -83,7 +85,7 @@ def test_beside_a_stream_that_is_not_tensorflows(library: Library, arch: int, ki
     def outputs() -> tf.Tensor:
         return recurrent(library.ops, cell, UNITS, *given, programs=programs)[0][0]
 
-    with Device() as device, tf.device("GPU:0"):
+    with DeviceContext() as device, tf.device("GPU:0"):
         alone = outputs().numpy()
         with Neighbour(device) as neighbour:
             neighbour.enqueue(device.processors, WHOLE_PROCESSOR, microseconds=100, launches=1000)
@@ -159,7 +161,7 @@ def test_without_programs_the_error_says_what_to_do(library: Library) -> None:
         recurrent(library.ops, cell, UNITS, *tensors(given))
 
 
-def standing_in(cell: Cell, arch: int) -> Program:
+def standing_in(cell: Cell, arch: int) -> RecurrentProgram:
     """What `tune` puts in front of kernels that exchange through a grid."""
     return program(cell, arch, "launches", max_batch=0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.codegen.layout import layout
@@ -51,7 +51,7 @@ CELLS = {
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("kind", IN_REGISTERS)
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-def test_sums_in_registers(device: Device, cell: Cell, kind: str, rows: int) -> None:
+def test_sums_in_registers(device: DeviceContext, cell: Cell, kind: str, rows: int) -> None:
     units, options = IN_REGISTERS[kind]
     rows = min(rows, options["lanes"], 1 if options["threads"] > 128 else 4)
     options = {"rows": rows, "register_weights": 64, "shared_weights": 96, **options}
@@ -63,14 +63,14 @@ def test_sums_in_registers(device: Device, cell: Cell, kind: str, rows: int) -> 
 
 @pytest.mark.parametrize("time", [0, 1, 2, 3, 100])
 @pytest.mark.parametrize("kind", IN_REGISTERS)
-def test_sums_in_registers_over_any_number_of_steps(device: Device, kind: str, time: int) -> None:
+def test_sums_in_registers_over_any_number_of_steps(device: DeviceContext, kind: str, time: int) -> None:
     units, options = IN_REGISTERS[kind]
     compare(device, cells.gru(reset_after=False), units, 3, time=time, **{"shared_weights": 96, **options})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("kind", IN_REGISTERS)
-def test_sums_in_registers_in_two_directions(device: Device, kind: str, dtype: str) -> None:
+def test_sums_in_registers_in_two_directions(device: DeviceContext, kind: str, dtype: str) -> None:
     cell, (units, options) = cells.gru(), IN_REGISTERS[kind]
     given = [inputs(cell, units, 15, 3, seed) for seed in (1, 2)]
     configuration = Configuration(**{"shared_weights": 96, **options})
@@ -83,7 +83,9 @@ def test_sums_in_registers_in_two_directions(device: Device, kind: str, dtype: s
 
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("where", [{}, {"ctas": 3, "exchange": "cluster"}, {"ctas": 3, "exchange": "grid"}])
-def test_nan_and_infinity_stay_in_their_row_in_registers(device: Device, where: dict[str, Any], rows: int) -> None:
+def test_nan_and_infinity_stay_in_their_row_in_registers(
+    device: DeviceContext, where: dict[str, Any], rows: int
+) -> None:
     lanes = 16 if where else 4
     check_that_nan_and_infinity_stay(
         device, Configuration(rows=rows, lanes=lanes, threads=lanes * (8 if where else 24), **where)

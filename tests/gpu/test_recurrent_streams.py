@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.gpu_program import build
 from custom_ops.recurrent.launch import Launcher
@@ -42,12 +42,12 @@ NEIGHBOURS: dict[str, Callable[[int], tuple[int, int, int, int]]] = {
 
 
 @pytest.fixture(name="neighbour")
-def fixture_neighbour(device: Device) -> Iterator[Neighbour]:
+def fixture_neighbour(device: DeviceContext) -> Iterator[Neighbour]:
     with Neighbour(device) as found:
         yield found
 
 
-def sweeps(device: Device, spec: RecurrentSpec, launcher: Launcher, count: int) -> list[Sweep]:
+def sweeps(device: DeviceContext, spec: RecurrentSpec, launcher: Launcher, count: int) -> list[Sweep]:
     arrays = inputs(spec.cell, spec.units, TIME, BATCH)
     return [Sweep(device, launcher, spec, [arrays]) for _ in range(count)]
 
@@ -65,7 +65,7 @@ def check_all(spec: RecurrentSpec, done: list[Sweep]) -> None:
 
 @pytest.mark.parametrize("other", NEIGHBOURS)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_beside_another_streams_work(device: Device, neighbour: Neighbour, kernel: str, other: str) -> None:
+def test_beside_another_streams_work(device: DeviceContext, neighbour: Neighbour, kernel: str, other: str) -> None:
     """Sweeps are enqueued, and end, while the other stream is at work; clusters may have to wait for neighbours."""
     spec = RecurrentSpec(cells.gru(reset_after=False), UNITS)
     launcher = Launcher(build(spec, Configuration(**KERNELS[kernel]), device.arch))
@@ -83,7 +83,7 @@ def test_beside_another_streams_work(device: Device, neighbour: Neighbour, kerne
 
 
 @pytest.mark.parametrize("slices", [1, 3])
-def test_two_grids_that_do_not_fit_together(device: Device, neighbour: Neighbour, slices: int) -> None:
+def test_two_grids_that_do_not_fit_together(device: DeviceContext, neighbour: Neighbour, slices: int) -> None:
     """If each got a part of the processors, both would wait for blocks that never start."""
     ctas = 3 * (device.processors // 4)
     spec = RecurrentSpec(cells.lstm(), 2 * ctas)

@@ -15,7 +15,7 @@ from custom_ops.dynamic.codegen.gpu_program import DynamicProgram, build
 from custom_ops.dynamic.codegen.on_chip import Chip
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
-from custom_ops.jit.launch import Kernel, Module
+from custom_ops.jit.launch import LoadedKernel, Module
 from tests.compiled import cubin
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.dynamic_specs import tree_rnn
@@ -70,7 +70,7 @@ def run(device: CpuDevice, program: DynamicProgram, scripts: list[list[tuple[int
     )
     parameter[batch_table.POINTERS : batch_table.POINTERS + 4] = [weights] * 4
     module = Module(program.image.code, device.driver)
-    Kernel(program.image, module).prepare((PROCESSORS, 1), parameter)(device.stream)
+    LoadedKernel(program.image, module).prepare((PROCESSORS, 1), parameter)(device.stream)
     found = device.download(status, np.zeros(64 + 16, np.uint32))
     assert device.download(failure, np.zeros(1, np.uint32)) == found[0]  # which the host is told
     return int(found[0]), found[64:68].tolist()

@@ -8,7 +8,7 @@ import pytest
 from custom_ops.expr.program import MOST_AXES, Program
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from tests.fusion_kernels import Case, compare, varied
 
 pytest_plugins = ("tests.fusion_device",)
@@ -28,7 +28,7 @@ def squares(count: int) -> Program:
 
 
 @pytest.mark.parametrize("count", [33, MOST_AXES])
-def test_vectors_none_of_which_is_as_long(device: Device, count: int) -> None:
+def test_vectors_none_of_which_is_as_long(device: DeviceContext, count: int) -> None:
     program = squares(count)
     random = np.random.default_rng(count)
     tensors = [random.uniform(-1, 1, 3 + 5 * axis).astype(np.float32) for axis in range(count)]

@@ -20,12 +20,12 @@ from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.plan.contraction import refused_product
 from custom_ops.fusion.codegen.plan.in_place import in_place
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.search.space import Layout, kernels, tiles
+from custom_ops.fusion.search.space import RowLayout, kernels, tiles
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cublas import MatrixProduct
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import Module
 from tests.compiled import cubin
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
@@ -42,16 +42,18 @@ def forms(program: Program, tensors: Tensors, shapes: Shapes | None = None, thre
     """A kernel in each tile."""
     given = [tensor.shape for tensor in tensors]
     pattern = Pattern.of(program, given if shapes is None else shapes)
-    layout = Layout(threads, 4, 4, 6, split=False, cache=False)
+    layout = RowLayout(threads, 4, 4, 6, split=False, cache=False)
     return list(kernels(pattern, pattern.program.sizes(pattern.merged(given)), [layout]))
 
 
-def computed(device: Device, kernel: FusionKernel, tensors: Tensors, tf32: bool = False) -> list[NDArray[Any]]:
+def computed(device: DeviceContext, kernel: FusionKernel, tensors: Tensors, tf32: bool = False) -> list[NDArray[Any]]:
     code = device.compile_source(kernel.source.text, device.arch, contract=False)
     return run(device, kernel, tensors, Module(code, device.driver), code, resident=5, tf32=tf32)
 
 
-def compare(device: Device, program: Program, tensors: Tensors, kernel: FusionKernel, tf32: bool = False) -> None:
+def compare(
+    device: DeviceContext, program: Program, tensors: Tensors, kernel: FusionKernel, tf32: bool = False
+) -> None:
     error = 4e-3 if tf32 else 2e-2 if tensors[0].dtype.itemsize == 2 else 2e-5
     for found, expected in zip(computed(device, kernel, tensors, tf32), exact(program, tensors), strict=True):
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
@@ -63,7 +65,7 @@ SIZES = [(32, 24, 64), (5, 7, 33), (37, 20, 50), (1, 40, 128), (4, 64, 96), (17,
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
-def test_sizes(device: Device, rows: int, columns: int, depth: int) -> None:
+def test_sizes(device: DeviceContext, rows: int, columns: int, depth: int) -> None:
     program, tensors = product(rows, columns, depth)
     found = forms(program, tensors)
     assert found
@@ -76,7 +78,9 @@ def test_sizes(device: Device, rows: int, columns: int, depth: int) -> None:
 @pytest.mark.parametrize("left", ["a0 a2", "a2 a0"])
 @pytest.mark.parametrize("right", ["a2 a1", "a1 a2"])
 @pytest.mark.parametrize("size", [(32, 16, 48), (6, 12, 20), (7, 9, 11)])
-def test_operands_that_lie_the_other_way(device: Device, left: str, right: str, size: tuple[int, int, int]) -> None:
+def test_operands_that_lie_the_other_way(
+    device: DeviceContext, left: str, right: str, size: tuple[int, int, int]
+) -> None:
     program, tensors = product(*size, left, right)
     for kernel in forms(program, tensors)[::2]:
         compare(device, program, tensors, kernel)
@@ -84,7 +88,7 @@ def test_operands_that_lie_the_other_way(device: Device, left: str, right: str, 
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_dtypes(device: Device, dtype: str) -> None:
+def test_dtypes(device: DeviceContext, dtype: str) -> None:
     for size in ((32, 16, 64), (3, 10, 18)):
         program, tensors = product(*size, dtype=dtype)
         found = forms(program, tensors)
@@ -92,7 +96,7 @@ def test_dtypes(device: Device, dtype: str) -> None:
             compare(device, program, tensors, kernel, tf32=dtype == "float64")
 
 
-def test_half_types_are_multiplied_exactly(device: Device) -> None:
+def test_half_types_are_multiplied_exactly(device: DeviceContext) -> None:
     """Products of integers that float16 holds, whose sums float32 holds."""
     program, tensors = product(32, 16, 64, dtype="float16")
     tensors = [np.round(tensor * 8).astype(np.float16) for tensor in tensors]
@@ -103,7 +107,7 @@ def test_half_types_are_multiplied_exactly(device: Device) -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(32, 24, 64), (5, 8, 33), (18, 6, 20)])
-def test_prologue_and_epilogue(device: Device, rows: int, columns: int, depth: int) -> None:
+def test_prologue_and_epilogue(device: DeviceContext, rows: int, columns: int, depth: int) -> None:
     program, tensors = layer(rows, columns, depth)
     for kernel in forms(program, tensors)[::2]:
         compare(device, program, tensors, kernel)
@@ -111,13 +115,13 @@ def test_prologue_and_epilogue(device: Device, rows: int, columns: int, depth: i
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 20, 12, 16), (1, 8, 5, 33, 10), (3, 2, 1, 7, 4)])
-def test_batches(device: Device, sizes: tuple[int, int, int, int, int]) -> None:
+def test_batches(device: DeviceContext, sizes: tuple[int, int, int, int, int]) -> None:
     program, tensors = heads(*sizes)
     for kernel in forms(program, tensors)[::2]:
         compare(device, program, tensors, kernel)
 
 
-def test_products_side_by_side(device: Device) -> None:
+def test_products_side_by_side(device: DeviceContext) -> None:
     program, tensors = together(12, 20, 32)
     found = forms(program, tensors)
     assert [len(kernel.plan.pieces) for kernel in found] == [3] * len(found)
@@ -128,7 +132,7 @@ def test_products_side_by_side(device: Device) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", [(2, 32, 33, 16), (3, 5, 32, 20), (2, 17, 7, 33), (4, 1, 64, 8), (1, 20, 12, 40)])
-def test_reductions_of_rows_that_a_tile_has(device: Device, sizes: tuple[int, int, int, int]) -> None:
+def test_reductions_of_rows_that_a_tile_has(device: DeviceContext, sizes: tuple[int, int, int, int]) -> None:
     program, tensors = softmax(*sizes)
     for threads in (64, 128):
         found = forms(program, tensors, threads=threads)
@@ -139,7 +143,7 @@ def test_reductions_of_rows_that_a_tile_has(device: Device, sizes: tuple[int, in
         compare(device, program, tensors, found[0], tf32=True)
 
 
-def test_rows_that_no_tile_has_are_reduced_apart(device: Device) -> None:
+def test_rows_that_no_tile_has_are_reduced_apart(device: DeviceContext) -> None:
     program, tensors = softmax(2, 6, 72, 8)
     (kernel, *_) = forms(program, tensors)
     assert kernel.plan.phases > 1
@@ -152,7 +156,7 @@ def _shapes(given: tuple[Program, Tensors]) -> tuple[Program, list[tuple[int, ..
     return given[0], [tensor.shape for tensor in given[1]]
 
 
-def test_products_that_wait_for_each_other(device: Device) -> None:
+def test_products_that_wait_for_each_other(device: DeviceContext) -> None:
     program, tensors = attention(2, 12, 8)
     found = forms(program, tensors)
     assert found
@@ -161,7 +165,7 @@ def test_products_that_wait_for_each_other(device: Device) -> None:
         compare(device, program, tensors, kernel)
 
 
-def test_an_update_in_place(device: Device) -> None:
+def test_an_update_in_place(device: DeviceContext) -> None:
     """A variable less a product: it lies where the result lies, and is read before it is written."""
     program = from_text("""program 1
 axes 0 0 0
@@ -185,7 +189,7 @@ output 5 0 1
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
-def test_sizes_that_are_known_when_it_runs(device: Device) -> None:
+def test_sizes_that_are_known_when_it_runs(device: DeviceContext) -> None:
     program, tensors = layer(18, 12, 20)
     unknown: Shapes = [(None, None), (None, None), (None, 12), (12,), (None, 12), (None,)]
     kernel = forms(program, tensors, unknown)[-1]
@@ -193,13 +197,13 @@ def test_sizes_that_are_known_when_it_runs(device: Device) -> None:
         compare(device, *layer(*size), kernel)
 
 
-def test_64_bit_indices(device: Device) -> None:
+def test_64_bit_indices(device: DeviceContext) -> None:
     program, tensors = layer(18, 12, 33)
     for kernel in forms(program, tensors)[:2]:
         compare(device, program, tensors, replace(kernel, wide=True))
 
 
-def test_no_rows_and_no_depth(device: Device) -> None:
+def test_no_rows_and_no_depth(device: DeviceContext) -> None:
     program, tensors = product(18, 12, 20)
     kernel = forms(program, tensors, [(None, None), (None, 12)])[-1]
     (found,) = computed(device, kernel, product(0, 12, 20)[1])
@@ -209,7 +213,7 @@ def test_no_rows_and_no_depth(device: Device) -> None:
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_numbers_that_are_not_finite(device: Device, tf32: bool) -> None:
+def test_numbers_that_are_not_finite(device: DeviceContext, tf32: bool) -> None:
     """They reach their own row and column, and nothing beside them or beyond the edges."""
     program, tensors = product(21, 13, 37)
     tensors[0][3, 5], tensors[0][20, 36] = np.inf, np.nan
@@ -237,7 +241,7 @@ def test_results_do_not_depend_on_the_order_of_threads(compiler: Compiler) -> No
 
 @settings(max_examples=examples(12))
 @given(st.data())
-def test_random_products(device: Device, data: st.DataObject) -> None:
+def test_random_products(device: DeviceContext, data: st.DataObject) -> None:
     size = [data.draw(st.integers(1, most)) for most in (40, 40, 70)]
     made = data.draw(st.sampled_from([layer, product, together, lambda *sizes: softmax(2, *sizes)]))
     program, tensors = made(*size)
@@ -270,9 +274,9 @@ def test_an_attribute_without_meaning_is_refused() -> None:
     tile = "GRID_9-CTA_8-THREAD_3,GRID_9-CTA_8-THREAD_4"
     template = f"reduce_3[{tile},WARP];output_0[{tile}];"
     with pytest.raises(KernelError, match="no tile"):
-        make(pattern, Configuration(template, 128))
+        make(pattern, PatternConfiguration(template, 128))
     with pytest.raises(KernelError, match="depth of a product"):
-        make(pattern, Configuration(template.replace("WARP", "CTA").replace("_3,", "_2,"), 128))
+        make(pattern, PatternConfiguration(template.replace("WARP", "CTA").replace("_3,", "_2,"), 128))
 
 
 class Untimed(CpuDevice):

@@ -19,7 +19,7 @@ from custom_ops.fusion.programs import build, by_model, by_tuner, kernels
 from custom_ops.fusion.region import Call, Kernel, Region, TensorType
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.fusion_regions import softmax_step
 
@@ -40,7 +40,7 @@ class Timed(CpuDevice):
 
 
 @pytest.fixture
-def device(compiler: Compiler) -> Iterator[Device]:
+def device(compiler: Compiler) -> Iterator[DeviceContext]:
     with Timed(driver=Driver(), compile_source=compiler) as found:
         yield found
 
@@ -56,7 +56,7 @@ def doubled(*rows: int | None) -> Region:
     return Region(len(rows), (), values * 2, tuple(kernels), (len(rows),))
 
 
-def test_equal_kernels_are_one(device: Device) -> None:
+def test_equal_kernels_are_one(device: DeviceContext) -> None:
     found = build(doubled(4, 4, 8, None), 90, by_model(132), compile_source=device.compile_source)
     assert len(found) == 4
     assert found[0] is found[1]
@@ -65,7 +65,7 @@ def test_equal_kernels_are_one(device: Device) -> None:
     assert header["words"].startswith("tensor:0 output:0")
 
 
-def test_the_fastest_is_taken(device: Device, tmp_path: Path) -> None:
+def test_the_fastest_is_taken(device: DeviceContext, tmp_path: Path) -> None:
     """Of the three that the model ranks first, the same one each time: what was timed is kept."""
     cache = Cache(tmp_path)
     region = doubled(64)
@@ -124,7 +124,9 @@ def test_one_of_several_that_cannot_be_compiled_is_named(monkeypatch: pytest.Mon
         build(different("add", "multiply", "subtract", "maximum"), 90, by_model(132), compile_source=compile_source)
 
 
-def test_several_are_timed_one_at_a_time(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_are_timed_one_at_a_time(
+    device: DeviceContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(programs, "usable_cores", lambda: 3)
     running: list[object] = []
     most: list[int] = []
@@ -148,7 +150,7 @@ def test_several_are_timed_one_at_a_time(device: Device, tmp_path: Path, monkeyp
 SIDE = 46_400  # whose square is more than 2^31
 
 
-def test_more_positions_than_32_bits_count(device: Device) -> None:
+def test_more_positions_than_32_bits_count(device: DeviceContext) -> None:
     """Neither tensor is large, nor the result: what is reduced is."""
     text = f"program 1\naxes {SIDE} {SIDE}\ntensor float32 1\ntensor float32 1\ninput 0 a0\ninput 1 a1\nmultiply 0 1\n"
     text += "reduce max 2 1\noutput 3 0\n"

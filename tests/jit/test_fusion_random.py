@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from custom_ops.errors import ProgramError
 from custom_ops.expr.program import Program
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from tests.fusion_kernels import Case, compare, varied
 from tests.random_programs import ON_GPU, programs
 from tests.tiers import examples
@@ -21,7 +21,9 @@ pytest_plugins = ("tests.fusion_device",)
 
 @settings(max_examples=examples(24), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(programs(ON_GPU), min_size=6, max_size=6), st.data())
-def test_random_programs(device: Device, made: list[tuple[Program, list[NDArray[Any]]]], data: st.DataObject) -> None:
+def test_random_programs(
+    device: DeviceContext, made: list[tuple[Program, list[NDArray[Any]]]], data: st.DataObject
+) -> None:
     cases = []
     for program, tensors in made:
         shapes = [tensor.shape for tensor in tensors]

@@ -10,7 +10,7 @@ import pytest
 from custom_ops.expr.program import DTYPES, REDUCTIONS, Program
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.text import from_text
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from tests.fusion_kernels import Case, compare
 from tests.fusion_programs import SOFTMAX
 
@@ -33,7 +33,7 @@ def template(roots: str, row: str, within: str) -> str:
 
 
 @pytest.mark.parametrize(("columns", "vector"), [(10, 4), (33, 1)])
-def test_softmax(device: Device, columns: int, vector: int) -> None:
+def test_softmax(device: DeviceContext, columns: int, vector: int) -> None:
     """By every owner of a row; of known sizes and of any."""
     logits = np.random.default_rng(0).normal(size=(37, columns)).astype(np.float32)
     every = [
@@ -44,7 +44,7 @@ def test_softmax(device: Device, columns: int, vector: int) -> None:
     compare(device, every)
 
 
-def test_what_is_no_number_stays_in_its_row(device: Device) -> None:
+def test_what_is_no_number_stays_in_its_row(device: DeviceContext) -> None:
     logits = np.random.default_rng(0).normal(size=(8, 40)).astype(np.float32)
     logits[1, 3], logits[2, 39], logits[3, 0], logits[4] = np.nan, np.inf, -np.inf, -np.inf
     roots = "reduce_1 reduce_4 output_0"
@@ -71,7 +71,7 @@ def numbers(dtype: str, *shape: int) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reductions(device: Device, dtype: str) -> None:
+def test_reductions(device: DeviceContext, dtype: str) -> None:
     """By every owner, each over its rows, too: integers wrap, half types are rounded once."""
     program, kinds = every_reduction(dtype)
     found = []
@@ -88,7 +88,7 @@ def test_reductions(device: Device, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_number_that_is_no_number_reaches_every_reduction(device: Device, dtype: str) -> None:
+def test_a_number_that_is_no_number_reaches_every_reduction(device: DeviceContext, dtype: str) -> None:
     program, kinds = every_reduction(dtype)
     tensor = numbers(dtype, 70, 5)
     tensor[3, 2], tensor[66, 4], tensor[5, 0] = np.nan, np.inf, -np.inf
@@ -100,7 +100,7 @@ def test_a_number_that_is_no_number_reaches_every_reduction(device: Device, dtyp
     compare(device, [Case(program, [tensor], text, 64, 1, BOUNDS[dtype] * 2)])
 
 
-def test_half_types_are_rounded_as_the_program_says(device: Device) -> None:
+def test_half_types_are_rounded_as_the_program_says(device: DeviceContext) -> None:
     """After each op, once after a sum, and as what several loops and CTAs keep."""
     source = """program 1
 axes 0 0

@@ -15,7 +15,7 @@ from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.codegen.plan.segment_ids import segments_of
 from custom_ops.fusion.search.kernel_model import ranked
 from custom_ops.fusion.search.space import kernels, layouts
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import Module
 from tests.fusion_kernels import Case, compare, run, varied
 
@@ -57,7 +57,7 @@ FORMS = [(5, 70, 6), (1, 33, 3), (300, 200, 1), (40, 1, 5), (7, 129, 64), (3, 64
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("segments", "numbers", "columns"), FORMS)
-def test_sums_are_in_the_order_of_the_ids(device: Device, segments: int, numbers: int, columns: int) -> None:
+def test_sums_are_in_the_order_of_the_ids(device: DeviceContext, segments: int, numbers: int, columns: int) -> None:
     """To the bit, as TensorFlow's kernel on a CPU adds them up; of known sizes and of any."""
     program, tensors = summed(segments), given(segments, numbers, columns)
     data, ids = tensors
@@ -78,18 +78,18 @@ def test_sums_are_in_the_order_of_the_ids(device: Device, segments: int, numbers
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int32", "int64"])
 @pytest.mark.parametrize("ids", ["int32", "int64"])
-def test_other_dtypes(device: Device, dtype: str, ids: str) -> None:
+def test_other_dtypes(device: DeviceContext, dtype: str, ids: str) -> None:
     tensors = given(9, 90, 5, dtype, ids)
     compare(device, [marked(summed(9, dtype, ids), tensors)])
 
 
-def test_what_is_no_number_stays_in_its_segment(device: Device) -> None:
+def test_what_is_no_number_stays_in_its_segment(device: DeviceContext) -> None:
     data, ids = given(6, 80, 4)
     data[3, 0], data[10, 1], data[11, 2], data[12] = np.nan, np.inf, -np.inf, -0.0
     compare(device, [marked(summed(6), [data, ids])])
 
 
-def test_every_layout(device: Device) -> None:
+def test_every_layout(device: DeviceContext) -> None:
     program, tensors = summed(6), given(6, 300, 5)
     pattern, shapes = Pattern.of(program, [t.shape for t in tensors]), [t.shape for t in tensors]
     every = [kernel.plan.configuration for kernel in varied(pattern, shapes)]

@@ -13,7 +13,7 @@ from custom_ops.fusion.codegen.kernel import fit
 from custom_ops.fusion.codegen.plan.in_place import in_place
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.jit import nvrtc
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import Module
 from tests.compiled import cubin
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
@@ -42,7 +42,7 @@ def cases(name: str, most: int, dynamic: bool = False, columns: int = 20) -> lis
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_patterns(device: Device, name: str) -> None:
+def test_patterns(device: DeviceContext, name: str) -> None:
     given = cases(name, 5, dynamic=name in ANY_ROWS)
     assert given
     compare(device, given)
@@ -50,7 +50,7 @@ def test_patterns(device: Device, name: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", [256, 320, 512])
-def test_a_row_is_loaded_while_the_one_before_is_computed(device: Device, columns: int) -> None:
+def test_a_row_is_loaded_while_the_one_before_is_computed(device: DeviceContext, columns: int) -> None:
     """Where all threads have as many elements of each row: by lanes and by CTAs, from the first row on and from the
     last, of which some groups have none."""
     found = [
@@ -75,7 +75,7 @@ def test_the_order_in_which_threads_run_does_not_matter(compiler: Compiler, seed
 
 
 @pytest.mark.parametrize("resident", [2, 5])
-def test_fewer_ctas_compute_the_same(device: Device, resident: int) -> None:
+def test_fewer_ctas_compute_the_same(device: DeviceContext, resident: int) -> None:
     """A cooperative launch is made to fit the device."""
     given = cases("cross entropy", 8)
     cooperative = [case for case in given if case.kernel().plan.cooperative]
@@ -83,13 +83,13 @@ def test_fewer_ctas_compute_the_same(device: Device, resident: int) -> None:
     compare(device, [Case(case.program, case.tensors, case.template, resident=4 + resident) for case in cooperative])
 
 
-def test_64_bit_indices(device: Device) -> None:
+def test_64_bit_indices(device: DeviceContext) -> None:
     program, tensors = programs(37, 20)["layer norm gradient"]
     given = cases("layer norm gradient", 2)
     compare(device, [Case(program, tensors, case.template, wide=True) for case in given])
 
 
-def test_empty_tensors(device: Device) -> None:
+def test_empty_tensors(device: DeviceContext) -> None:
     """Sums of nothing are zero, means are not a number, and nothing else is written."""
     found = []
     for name in ("softmax", "logistic", "layer norm gradient", "gelu"):
@@ -127,7 +127,7 @@ def test_a_kernel_that_was_made_for_other_shapes_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "batch norm", "gelu", "adam"])
-def test_outputs_lie_where_tensors_lie(device: Device, name: str) -> None:
+def test_outputs_lie_where_tensors_lie(device: DeviceContext, name: str) -> None:
     """As many as can, for every kernel that lets them."""
     given, shared = cases(name, 5), 0
     kernels = [case.kernel(f"fusion_{number}") for number, case in enumerate(given)]

@@ -11,11 +11,11 @@ import pytest
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import FusionBench, candidates, point, shapes_of
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.timing.tuner import fastest, tune
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
 from tests.fusion_programs import programs
@@ -36,19 +36,19 @@ class Timed(CpuDevice):
 
 
 @pytest.fixture
-def device(compiler: Compiler) -> Iterator[Device]:
+def device(compiler: Compiler) -> Iterator[DeviceContext]:
     with Timed(driver=Driver(), compile_source=compiler) as found:
         yield found
 
 
-def test_the_fastest_of_the_best_ranked_is_chosen_once(device: Device, tmp_path: Path) -> None:
+def test_the_fastest_of_the_best_ranked_is_chosen_once(device: DeviceContext, tmp_path: Path) -> None:
     pattern = Pattern.of(PROGRAM, SHAPES)
     cache, where = Cache(tmp_path / "cache"), point(SHAPES)
     found = tune(FusionBench(pattern, device, cache), candidates(pattern, 2), cache, [where], top=3, progress=False)
     assert [trial.error for trial in found] == [""] * 3
     assert fastest(FusionBench(pattern, device, cache), found, where) == found[-1]
 
-    def never(_: str) -> list[tuple[Configuration, float]]:
+    def never(_: str) -> list[tuple[PatternConfiguration, float]]:
         raise AssertionError("ranked again")
 
     again = tune(FusionBench(pattern, device, cache), never, cache, [where], top=3, progress=False)
@@ -73,15 +73,15 @@ def test_the_process_is_kept_quiet_once_for_each_kernel(compiler: Compiler, tmp_
     assert quiet == ["begun", "ended"] * 2
 
 
-def test_what_cannot_be_compiled_says_why(device: Device, tmp_path: Path) -> None:
+def test_what_cannot_be_compiled_says_why(device: DeviceContext, tmp_path: Path) -> None:
     bench = FusionBench(Pattern.of(PROGRAM, SHAPES), device, Cache(tmp_path / "cache"))
-    wrong = Configuration("reduce_1[GRID_4,CTA];")
+    wrong = PatternConfiguration("reduce_1[GRID_4,CTA];")
     bench.compile([wrong])
     with pytest.raises(KernelError, match="no schedule of"):
         bench.measure(wrong, point(SHAPES))
 
 
-def test_a_kernel_with_wrong_results_is_no_choice(device: Device, tmp_path: Path) -> None:
+def test_a_kernel_with_wrong_results_is_no_choice(device: DeviceContext, tmp_path: Path) -> None:
     pattern = Pattern.of(PROGRAM, SHAPES)
     compile_source = device.compile_source
 
@@ -95,7 +95,7 @@ def test_a_kernel_with_wrong_results_is_no_choice(device: Device, tmp_path: Path
         bench.measure(configuration, point(SHAPES))
 
 
-def test_integers_of_a_kernel_are_compared_exactly(device: Device, tmp_path: Path) -> None:
+def test_integers_of_a_kernel_are_compared_exactly(device: DeviceContext, tmp_path: Path) -> None:
     """Off by one at 2^60, which float64 does not tell."""
     program = from_text(
         f"program 1\naxes 0\ntensor int64 1\ninput 0 a0\nconstant int64 {2**60 + 1}\nadd 0 1\noutput 2 0\n"
@@ -113,7 +113,7 @@ def test_integers_of_a_kernel_are_compared_exactly(device: Device, tmp_path: Pat
 
 
 @pytest.mark.parametrize("size", [0, 1, 6, 8, 20, 31])
-def test_what_is_uploaded_fills_all_of_its_memory(device: Device, size: int) -> None:
+def test_what_is_uploaded_fills_all_of_its_memory(device: DeviceContext, size: int) -> None:
     place = device.upload(np.arange(6, dtype=np.uint8), size)
     found = device.download(place, np.empty(size, np.uint8))
     np.testing.assert_array_equal(found, np.arange(size) % 6)

@@ -14,7 +14,7 @@ from benchmarks.matmul.multiplier import Multiplier, Shape, Tiling
 from custom_ops import build_flags
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
-from custom_ops.jit.launch import Kernel, Module
+from custom_ops.jit.launch import LoadedKernel, Module
 from custom_ops.jit.nvrtc import KERNELS
 from custom_ops.matmul import kernels as matmul
 from custom_ops.recurrent import cells
@@ -212,7 +212,7 @@ def wrong_kernel(compiler: Compiler, device: CpuDevice, source: str) -> Callable
     driver, result = device.driver, np.zeros(64, np.float32)
     image = KernelImage(90, "wrong", 64, compiler(source, 90), shared=256)
     place = device.upload(result)
-    launch = Kernel(image, Module(image.code, driver)).prepare((1, 1), [place])
+    launch = LoadedKernel(image, Module(image.code, driver)).prepare((1, 1), [place])
 
     def run_it() -> Any:
         launch(device.stream)

@@ -13,8 +13,8 @@ from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.table_entry import FLOATS, INTEGERS
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.search.space import Layout, kernels
-from custom_ops.jit.device import Device
+from custom_ops.fusion.search.space import RowLayout, kernels
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import Module
 from tests.fusion_kernels import Case, compare, normal, run, varied
 
@@ -41,7 +41,7 @@ def drawn(dtype: str, form: str, columns: int) -> Program:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-def test_numbers_to_the_bit(device: Device, dtype: str) -> None:
+def test_numbers_to_the_bit(device: DeviceContext, dtype: str) -> None:
     cases = []
     for form in FORMS:
         for columns in (32, 33):
@@ -88,13 +88,13 @@ output 11 0 1
 
 
 @pytest.mark.parametrize("behind", [(24, 1), (1, 37)])
-def test_beside_a_product(device: Device, behind: tuple[int, int]) -> None:
+def test_beside_a_product(device: DeviceContext, behind: tuple[int, int]) -> None:
     """Of its factor, which several tiles compute, and of its result: masks are equal, sums nearly so."""
     program = from_text(LAYER.format(*behind))
     tensors = [normal(37, 48), normal(48, 24, seed=1), *STATE]
     shapes = [tensor.shape for tensor in tensors]
     pattern = Pattern.of(program, shapes)
-    layouts = [Layout(128, 4, 4, 6, split=False, cache=False), Layout(64, 4, 4, 3, split=False, cache=False)]
+    layouts = [RowLayout(128, 4, 4, 6, split=False, cache=False), RowLayout(64, 4, 4, 3, split=False, cache=False)]
     found = list(kernels(pattern, pattern.program.sizes(pattern.merged(shapes)), layouts))
     assert any(piece.tile is not None for kernel in found for piece in kernel.plan.pieces)
     (expected,) = reference.run(program, tensors)

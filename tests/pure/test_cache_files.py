@@ -10,7 +10,7 @@ import pytest
 
 from custom_ops.errors import TfmemWarning
 from custom_ops.jit.cache import Cache, UnusableError
-from custom_ops.recurrent.search.tune import Bench
+from custom_ops.recurrent.search.tune import SweepBench
 from custom_ops.timing.tuner import remembered
 
 HUGE = 10**400  # no float holds it
@@ -18,7 +18,7 @@ TRIAL = {"point": 1, "predicted": 1.0, "measured": 1.0, "registers": 1, "local":
 
 
 def trials(content: Any) -> Any:
-    return remembered(Bench.__new__(Bench), Cache(Path()), [1]).parse(json.dumps(content).encode())
+    return remembered(SweepBench.__new__(SweepBench), Cache(Path()), [1]).parse(json.dumps(content).encode())
 
 
 @pytest.mark.parametrize("content", [HUGE, None, True, "x", [HUGE], {"a": HUGE}, [[]], [{"configuration": HUGE}], [1]])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from custom_ops.errors import CellError
 from custom_ops.expr.nodes import Elementwise
 from custom_ops.recurrent import cells
-from custom_ops.recurrent.cell import Cell, Constant, Product, RowSum, Sequence, State, Term, Vector, from_text
+from custom_ops.recurrent.cell import Cell, CellConstant, Product, RowSum, Sequence, State, Term, Vector, from_text
 from custom_ops.recurrent.cell_builder import CellBuilder
 from tests import addons_cells
 from tests.recurrent_cells import library, random_cells
@@ -31,9 +31,11 @@ def test_text_of_any_cell_reads_back(cell: Cell) -> None:
 
 def test_constants_survive_the_text() -> None:
     values = [0.1, -0.0, 1e-300, float("inf"), -float("inf"), float("nan")]
-    nodes = (State(0), *map(Constant, values))
+    nodes = (State(0), *map(CellConstant, values))
     cell = from_text(Cell(nodes, states=(0,), outputs=((1,),)).to_text())
-    assert [repr(node.value) for node in cell.nodes if isinstance(node, Constant)] == [repr(value) for value in values]
+    assert [repr(node.value) for node in cell.nodes if isinstance(node, CellConstant)] == [
+        repr(value) for value in values
+    ]
 
 
 def test_stages_count_synchronisations() -> None:
@@ -64,7 +66,7 @@ def test_blocks_count_weights_once() -> None:
         ((State(0), Vector(0, 2)), "column 2 of 2"),
         ((State(0), Product(())), "without terms"),
         ((State(0), Product((Term(0, 0, 1),))), "row 1 of 1"),
-        ((State(0), Constant(1.0), RowSum(1)), "not a scalar"),
+        ((State(0), CellConstant(1.0), RowSum(1)), "not a scalar"),
     ],
 )
 def test_a_malformed_cell_is_refused(nodes: tuple[object, ...], words: str) -> None:
@@ -76,9 +78,9 @@ def test_states_and_outputs_are_checked() -> None:
     with pytest.raises(CellError, match="refers to node 1"):
         Cell((State(0),), states=(1,), outputs=())
     with pytest.raises(CellError, match="a state became a scalar"):
-        Cell((State(0), Constant(1.0)), states=(1,), outputs=())
+        Cell((State(0), CellConstant(1.0)), states=(1,), outputs=())
     with pytest.raises(CellError, match="one scalar, or columns"):
-        Cell((State(0), Constant(1.0)), states=(0,), outputs=((0, 1),))
+        Cell((State(0), CellConstant(1.0)), states=(0,), outputs=((0, 1),))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from graph_passes.analysis.memory.simulate import Link
 from graph_passes.contract import Contract, ContractError, Kept, Property
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, WorkingCopy
 from graph_passes.graph.rewrite import NewNode, Rewrite, applied
-from graph_passes.pass_infra import Pass, Phase, run_passes
+from graph_passes.pass_infra import Pass, PassPhase, run_passes
 from graph_passes.passes.fuse import plan as fuse
 from graph_passes.passes.merge import plan as merge
 from graph_passes.passes.offload import plan as offload
@@ -141,13 +141,17 @@ def test_a_pass_that_breaks_its_contract_costs_itself() -> None:
     contract = Contract(
         requires=frozenset({Property.TYPED}), leaves=frozenset({Kept.OTHERS}), inserts=frozenset({"Tanh"})
     )
-    broken = Pass("broken", Phase.AFTER_GRAPPLER, "fusion", lambda source, _: ("", source.read()), rewrites, contract)
+    broken = Pass(
+        "broken", PassPhase.AFTER_GRAPPLER, "fusion", lambda source, _: ("", source.read()), rewrites, contract
+    )
     source = Source(graph())
-    done = run_passes(Phase.AFTER_GRAPPLER, ["fusion"], source, {"broken": lambda _: 1}, [broken])
+    done = run_passes(PassPhase.AFTER_GRAPPLER, ["fusion"], source, {"broken": lambda _: 1}, [broken])
     assert isinstance(done["broken"].errors["bad"], ContractError)
     assert set(source.graph.nodes) == set(graph().nodes)
     ill = Source(untyped())
-    done = run_passes(Phase.AFTER_GRAPPLER, ["fusion"], ill, {"broken": lambda _: 1}, [replace(broken, name="broken")])
+    done = run_passes(
+        PassPhase.AFTER_GRAPPLER, ["fusion"], ill, {"broken": lambda _: 1}, [replace(broken, name="broken")]
+    )
     assert isinstance(done["broken"].failed, ContractError)
 
 
@@ -181,7 +185,7 @@ NEEDS: dict[str, Any] = {
     "products": products.Needs(("q", "k", "v"), product_sizes("h200"), list),
     "prepare": prepare.Needs(),
     "merge": merge.Needs(replace(UNIT, most=Small(0, 0)), lambda forms: 1e4 * len(forms)),
-    "split": split.SplitNeeds(Step.read(step_graph()).order, (), 0, (), 1, lambda plan: split.Trial(1, 1.0)),
+    "split": split.SplitNeeds(Step.read(step_graph()).order, (), 0, (), 1, lambda plan: split.SplitEstimate(1, 1.0)),
     "fuse": fuse.Needs(UNIT, "/job:localhost/replica:0/task:0/device:CPU:0", lambda node: b""),
 }
 
@@ -193,7 +197,7 @@ def test_a_plan_edits_nothing_and_comes_out_equal_again(each: Pass[Any, Any]) ->
     if each.name == "offload":
         step = Step.read(given)
         timeline = step.timeline(Roofline(load("unit")))
-        needs = offload.Needs(timeline, OffloadOptions(), offload.Wanted(Link(1.0, 1.0), timeline.peak))
+        needs = offload.Needs(timeline, OffloadOptions(), offload.PlanRequest(Link(1.0, 1.0), timeline.peak))
     source = Source(frozen(given))
     plan, planned = each.plan(source, needs)
     assert plan == each.plan(source, needs)[0]

@@ -16,7 +16,7 @@ from custom_ops.recurrent import cells
 from custom_ops.recurrent.adjoint import derivatives
 from custom_ops.recurrent.cell import Cell, Product, RowSum, Sequence
 from custom_ops.recurrent.cell_builder import CellBuilder
-from custom_ops.recurrent.differentiate import Column, Gradient, Request, Source, WeightGradient, differentiate
+from custom_ops.recurrent.differentiate import BackwardInput, Column, Gradient, Request, WeightGradient, differentiate
 from custom_ops.recurrent.recompute import cheapest
 from custom_ops.recurrent.reference import run
 from tests import addons_cells
@@ -187,7 +187,7 @@ def test_lstm_is_one_product_a_step_and_one_gemm() -> None:
     assert count(gradient.backward, Product) == 1
     assert gradient.backward.blocks == 4
     assert [len(output) for output in gradient.forward.outputs] == [1, 1, 5]
-    assert gradient.sequences == (Source("gradient", 0), Source("output", 2))
+    assert gradient.sequences == (BackwardInput("gradient", 0), BackwardInput("output", 2))
     assert [len(output) for output in gradient.backward.outputs] == [4]
     assert gradient.sequence_gradients == (tuple(Column(0, gate) for gate in range(4)),)
     assert gradient.weight_gradients == (WeightGradient(0, 0, 0, 4, False, Column(1), Column(0)),)
@@ -228,7 +228,7 @@ def test_a_final_state_that_is_not_given_starts_from_zeros() -> None:
 
 def test_a_linear_cell_reads_one_sequence_for_the_number_of_steps() -> None:
     gradient = differentiate(cells.simple_rnn("linear"), Request(outputs=(), matrices=()))
-    assert gradient.sequences == (Source("sequence", 0),)
+    assert gradient.sequences == (BackwardInput("sequence", 0),)
     assert count(gradient.backward, Sequence) == 0
 
 

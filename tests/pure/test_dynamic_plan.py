@@ -8,19 +8,19 @@ import pytest
 
 from benchmarks.dynamic.traffic import products_of, weight_traffic
 from custom_ops.dynamic.codegen.gpu_program import build, kinds_of
-from custom_ops.dynamic.codegen.on_chip import MOST_STAGED, Chip, Plan, cycles_of_a_node, make_plan
-from custom_ops.dynamic.codegen.segments import View
+from custom_ops.dynamic.codegen.on_chip import MOST_STAGED, Chip, ChipPlan, cycles_of_a_node, make_plan
+from custom_ops.dynamic.codegen.segments import MatrixView
 from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
 from tests.dynamic_specs import tree_rnn
 
 UNITS = 64
 KINDS = kinds_of(tree_rnn(UNITS))
-FORWARD = View(1, True, 0, 2 * UNITS, 0, UNITS)
-BACKWARD = View(1, False, 0, UNITS, 0, 2 * UNITS)
-LOGITS = View(3, True, 0, UNITS, 0, 3)
+FORWARD = MatrixView(1, True, 0, 2 * UNITS, 0, UNITS)
+BACKWARD = MatrixView(1, False, 0, UNITS, 0, 2 * UNITS)
+LOGITS = MatrixView(3, True, 0, UNITS, 0, 3)
 
 
-def homes(plan: Plan) -> dict[View, str]:
+def homes(plan: ChipPlan) -> dict[MatrixView, str]:
     return {residence.view: residence.home for residence in plan.residences}
 
 
@@ -66,8 +66,8 @@ def test_of_a_net_that_exceeds_the_chip_the_largest_that_levels_read_stay() -> N
     kinds = kinds_of(tree_rnn(units))
     plan = make_plan(kinds, Chip())
     found = homes(plan)
-    forward, backward = View(1, True, 0, 2 * units, 0, units), View(1, False, 0, units, 0, 2 * units)
-    logits = View(3, True, 0, units, 0, 3)
+    forward, backward = MatrixView(1, True, 0, 2 * units, 0, units), MatrixView(1, False, 0, units, 0, 2 * units)
+    logits = MatrixView(3, True, 0, units, 0, 3)
     # 128 MiB each, of which all registers and shared memories together have 56 MiB
     assert (found[forward], found[backward], found[logits]) == ("L2", "L2", "registers")
     assert plan.shared + plan.staging <= plan.chip.shared
@@ -79,7 +79,7 @@ def test_of_a_net_that_exceeds_the_chip_the_largest_that_levels_read_stay() -> N
 
 def test_levels_come_before_larger_matrices_that_are_read_once() -> None:
     views = list(homes(make_plan(kinds_of(tree_rnn(UNITS, classes=1000)), Chip(processors=1, registers=32))))
-    assert views.index(FORWARD) < views.index(View(3, True, 0, UNITS, 0, 1000))
+    assert views.index(FORWARD) < views.index(MatrixView(3, True, 0, UNITS, 0, 1000))
 
 
 def test_weights_are_read_once_for_a_batch() -> None:

@@ -12,7 +12,7 @@ from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.description import describe
 from custom_ops.fusion.codegen.kernel import FusionKernel, fit, make
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import by_model
 from custom_ops.fusion.search.kernel_model import H200, surely_runs
@@ -25,7 +25,7 @@ SHAPES = [(10, 4096)]
 def split_softmax() -> FusionKernel:
     """At most three rows at once, each shared out over four CTAs: a phase of 12 CTAs."""
     text = "".join(f"{root}[GRID_3,GRID_4-CTA_64];" for root in ("reduce_1", "reduce_4", "output_0"))
-    return make(Pattern.of(from_text(SOFTMAX), SHAPES), Configuration(text, 64))
+    return make(Pattern.of(from_text(SOFTMAX), SHAPES), PatternConfiguration(text, 64))
 
 
 @pytest.mark.parametrize(("resident", "ctas"), [(0, 12), (100, 12), (12, 12), (11, 8), (8, 8), (7, 4), (4, 4)])
@@ -82,6 +82,6 @@ def test_a_size_is_described_by_a_dimension_along_its_own_axis() -> None:
     text = "program 1\naxes 0 0\ntensor float32 1\ntensor float32 2\ninput 0 a1\ninput 1 a0 a1\nadd 0 1\n"
     pattern = Pattern.of(from_text(text + "reduce max 2 1\noutput 3 0\n"))
     rows = "GRID_4-WARP_2"
-    lines = describe(make(pattern, Configuration(f"reduce_3[{rows},CTA];output_0[{rows}];", 64)))
+    lines = describe(make(pattern, PatternConfiguration(f"reduce_3[{rows},CTA];output_0[{rows}];", 64)))
     assert lines["pieces"] == "0/4/1/2*1:0:0"
     assert lines["words"] == "tensor:0 tensor:1 output:0 extent:1:0:0 extent:0:0:0"

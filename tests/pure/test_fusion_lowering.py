@@ -12,7 +12,7 @@ from custom_ops.expr.text import to_text
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, TensorType, View
 from graph_passes.analysis.op_pattern import OpPattern, pattern_of, patterns_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.lower.lower_nodes import Held, LoweringError, lower_kernel
+from graph_passes.lower.lower_nodes import LoweringError, VariableValue, lower_kernel
 from graph_passes.lower.shapes import Shapes
 from graph_passes.passes.fuse.lower_region import lower_region
 from graph_passes.refusals import Reason
@@ -227,8 +227,8 @@ def test_a_step_of_training_as_a_region() -> None:
 
 def test_what_an_update_reads_and_gives() -> None:
     kernel = lower_kernel(trained(), ["update"], [])
-    assert kernel.inputs == (Held("update", 0), TensorId("gradient"))
-    assert kernel.outputs == (Held("update", 0, updated=True),)
+    assert kernel.inputs == (VariableValue("update", 0), TensorId("gradient"))
+    assert kernel.outputs == (VariableValue("update", 0, updated=True),)
     assert "constant float32 0.1" in to_text(kernel.program)
 
 
@@ -256,8 +256,8 @@ def test_a_kernel_that_reads_and_updates_a_variable_several_times() -> None:
     b.add("second", "AssignSubVariableOp", ("w", "square"), stateful=True)
     members = ["first", "read", "square", "second"]
     kernel = lower_kernel(b.graph(), members, [TensorId("read")])
-    assert set(kernel.inputs) == {Held("first", 0), TensorId("x")}
-    assert kernel.outputs == (TensorId("read"), Held("second", 0, updated=True))
+    assert set(kernel.inputs) == {VariableValue("first", 0), TensorId("x")}
+    assert kernel.outputs == (TensorId("read"), VariableValue("second", 0, updated=True))
     lines = to_text(kernel.program).splitlines()
     assert lines[-5:] == ["add 1 0", "square 2", "subtract 2 3", "output 2 0", "output 4 0"]
     lowered = lower_region(b.graph(), [members], lambda _: b"", keep=[TensorId("read")])

@@ -7,9 +7,9 @@ import pytest
 from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, Plan, own_values, plan
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, PatternConfiguration, own_values, plan
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.codegen.plan.registers import Kept, ctas_at_once, keep
+from custom_ops.fusion.codegen.plan.registers import KeptRegisters, ctas_at_once, keep
 from tests.fusion_programs import SOFTMAX, adam
 
 # After the sum, a row's output needs exp(x), value 2, and y, value 1, again.
@@ -40,7 +40,7 @@ output 3 1
 """
 
 
-def kept(made: Plan) -> Kept:
+def kept(made: KernelPlan) -> KeptRegisters:
     (piece,) = made.pieces
     return keep(made.pattern, piece, own_values(made, piece))
 
@@ -56,7 +56,7 @@ def kept(made: Plan) -> Kept:
 )
 def test_values_are_kept_while_there_are_registers(threads: int, elements: int, found: set[int]) -> None:
     pattern = Pattern.of(from_text(WEIGHTED), [(None, threads * elements)] * 2)
-    rows = plan(pattern, Configuration("reduce_4[GRID_4,CTA];output_0[GRID_4,CTA];", threads))
+    rows = plan(pattern, PatternConfiguration("reduce_4[GRID_4,CTA];output_0[GRID_4,CTA];", threads))
     assert kept(rows).elements == (elements, elements)
     assert kept(rows).values == (frozenset(), frozenset(found))
 
@@ -67,7 +67,7 @@ def test_a_row_is_loaded_ahead_while_there_are_registers(elements: int, ahead: t
     row and of the next one: 4 * 4 registers for 4 elements, 4 * 8 for 8."""
     pattern = Pattern.of(from_text(SOFTMAX), [(None, 1024 * elements)])
     text = "reduce_1[GRID_4,CTA];reduce_4[GRID_4,CTA];output_0[GRID_4,CTA];"
-    rows = kept(plan(pattern, Configuration(text, 1024, 4)))
+    rows = kept(plan(pattern, PatternConfiguration(text, 1024, 4)))
     assert rows.values == (frozenset(), frozenset({0}), frozenset({3}))
     assert rows.ahead == ahead
 
@@ -77,9 +77,12 @@ def test_sums_over_rows_that_do_not_fit_are_refused() -> None:
     columns, flat = 256 * 64, "GRID_4-CTA_256"
     text = f"reduce_2[GRID_4,CTA];reduce_3[GRID_4,CTA];output_0[{flat}];output_1[{flat}];"
     one = COLUMNS.replace("reduce sum 1 0\n", "").replace("output 3 1\n", "")
-    make(Pattern.of(from_text(one), [(None, columns)]), Configuration(f"reduce_2[GRID_4,CTA];output_0[{flat}];", 256))
+    make(
+        Pattern.of(from_text(one), [(None, columns)]),
+        PatternConfiguration(f"reduce_2[GRID_4,CTA];output_0[{flat}];", 256),
+    )
     with pytest.raises(KernelError, match="reduce_3 adds up 16384 numbers, too many for 256 threads' registers"):
-        make(Pattern.of(from_text(COLUMNS), [(None, columns)]), Configuration(text, 256))
+        make(Pattern.of(from_text(COLUMNS), [(None, columns)]), PatternConfiguration(text, 256))
 
 
 def test_ctas_at_once_are_as_many_as_have_registers() -> None:
@@ -87,6 +90,6 @@ def test_ctas_at_once_are_as_many_as_have_registers() -> None:
     program, tensors = adam([(4096,)])
     pattern = Pattern.of(program, [tensor.shape for tensor in tensors])
     flat = "".join(f"output_{i}[GRID_4-CTA_256];" for i in range(3)) + "output_3[];output_4[];"
-    made = make(pattern, Configuration(flat, 256, 4))
+    made = make(pattern, PatternConfiguration(flat, 256, 4))
     assert ctas_at_once(made.plan) == 65536 // (256 * 64)
     assert "__launch_bounds__(256, 4)" in made.source.text

@@ -14,7 +14,7 @@ from custom_ops.expr.program import Program
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
 from custom_ops.fusion.codegen.plan.dominance import DominanceTree
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, Piece, Plan, plan
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, PatternConfiguration, Piece, plan
 from custom_ops.fusion.codegen.plan.mapping import WARP
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.codegen.plan.shared import is_array, shared_plan
@@ -73,10 +73,10 @@ def test_dominance_is_what_every_path_meets(edges: list[list[int]]) -> None:
             assert tree.dominates(over, vertex) == expected
 
 
-def pooled(template: str, time: int, width: int) -> tuple[Plan, Piece]:
+def pooled(template: str, time: int, width: int) -> tuple[KernelPlan, Piece]:
     program = from_text(POOLING.replace("output 8 0 1\n", ""))  # so that all goes into the weighted sum
     pattern = Pattern.of(program, [(None, time, width), (width,)])
-    found = plan(pattern, Configuration(template, 64))
+    found = plan(pattern, PatternConfiguration(template, 64))
     (piece,) = found.pieces
     return found, piece
 
@@ -96,7 +96,7 @@ def test_an_array_takes_over_the_space_of_one_it_dominates() -> None:
 def test_threads_meet_between_what_writes_an_array_and_what_reads_it() -> None:
     """The weighted sum reads weights that other threads have written."""
     pattern = pooled(ARRAYS, 40, 40)[0].pattern
-    lines = make(pattern, Configuration(ARRAYS, 64)).source.text.splitlines()
+    lines = make(pattern, PatternConfiguration(ARRAYS, 64)).source.text.splitlines()
     for array in ("array_3", "array_6", "array_8", "array_10"):
         uses = [number for number, line in enumerate(lines) if f"{array}[" in line]
         (written,) = (number for number in uses if f"{array}[" in lines[number].partition(" = ")[0])
@@ -116,7 +116,7 @@ def test_an_array_that_does_not_dominate_takes_over_no_space() -> None:
 
     def places(minimum: str, template: str) -> dict[int, int]:
         program = from_text(SCALED_SUMS.format(minimum))
-        found = plan(Pattern.of(program, [(None, 40, 40)]), Configuration(SCALED_ARRAYS.format(template), 64))
+        found = plan(Pattern.of(program, [(None, 40, 40)]), PatternConfiguration(SCALED_ARRAYS.format(template), 64))
         (piece,) = found.pieces
         return shared_plan(found, piece).places
 
@@ -132,7 +132,7 @@ def test_rows_that_a_cta_computes_at_once_have_arrays_of_their_own() -> None:
 
 def test_statistics_are_those_of_table_4() -> None:
     found, _ = pooled(ARRAYS, 40, 40)
-    plain = make(Pattern.of(from_text(POOLING), None), Configuration(_apart(), 64)).plan
+    plain = make(Pattern.of(from_text(POOLING), None), PatternConfiguration(_apart(), 64)).plan
     assert statistics([plain]).patterns == 0
     table = statistics([found, plain])
     assert (table.patterns, table.average, table.largest) == (0.5, 16 + 320, 16 + 320)
@@ -142,11 +142,11 @@ def test_statistics_are_those_of_table_4() -> None:
 
 def test_the_threads_among_which_values_are_passed_on() -> None:
     found, _ = pooled(ARRAYS, 40, 40)
-    alone = make(Pattern.of(from_text(ROWS)), Configuration(BY_THREADS, 64)).plan
+    alone = make(Pattern.of(from_text(ROWS)), PatternConfiguration(BY_THREADS, 64)).plan
     assert (composition(found), composition(alone)) == ("block", "thread")
     total = Pattern.of(from_text(SUM))
-    shared_out = make(total, Configuration("reduce_1[GRID_8];output_0[];", 64)).plan
-    by_warps = make(Pattern.of(from_text(ROWS)), Configuration(BY_WARPS, 64)).plan
+    shared_out = make(total, PatternConfiguration("reduce_1[GRID_8];output_0[];", 64)).plan
+    by_warps = make(Pattern.of(from_text(ROWS)), PatternConfiguration(BY_WARPS, 64)).plan
     assert (composition(shared_out), composition(by_warps)) == ("grid", "warp")
 
 
@@ -187,7 +187,7 @@ def test_arrays_in_one_place_are_not_alive_at_once(made: tuple[Program, list[NDA
             _check(kernel.plan, piece)
 
 
-def _check(found: Plan, piece: Piece) -> None:
+def _check(found: KernelPlan, piece: Piece) -> None:
     pattern, shared = found.pattern, shared_plan(found, piece)
     written = {
         root.node: number

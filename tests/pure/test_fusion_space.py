@@ -8,11 +8,11 @@ import pytest
 
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import candidates, point
 from custom_ops.fusion.search.kernel_model import H200, predict, ranked
-from custom_ops.fusion.search.space import Layout, Rows, Templates, components, kernels, layouts
+from custom_ops.fusion.search.space import RowLayout, Rows, Templates, components, kernels, layouts
 from tests.fusion_programs import GELU, LAYER_NORM_GRADIENT, SOFTMAX, adam, programs
 
 PROCESSORS = 132
@@ -42,7 +42,7 @@ def written(text: str, shapes: list[tuple[int, ...]], rows: Rows, each: int, spl
     """The template of a stitching of one component, in 1056 CTAs of 256 threads."""
     pattern = Pattern.of(from_text(text), shapes if known else None)
     groups = components(pattern)
-    layout = Layout(256, 4, each, 1056, split, cache=False)
+    layout = RowLayout(256, 4, each, 1056, split, cache=False)
     sizes = pattern.program.sizes(pattern.merged(shapes))
     return Templates(pattern, sizes, groups, (rows,) * len(groups), layout).text()
 
@@ -173,7 +173,7 @@ def test_what_is_waited_for_takes_its_time(columns: int | None, cached: int) -> 
     known these find it in registers."""
     shapes = [(1, 256)]
     text = "".join(f"{root}[GRID_1,CTA];" for root in ("reduce_1", "reduce_4", "output_0"))
-    kernel = make(Pattern.of(from_text(SOFTMAX), [(None, columns)]), Configuration(text, 256))
+    kernel = make(Pattern.of(from_text(SOFTMAX), [(None, columns)]), PatternConfiguration(text, 256))
     for name, loops in (("latency", 1), ("cache_latency", cached)):
         slower = replace(H200, **{name: getattr(H200, name) + 1000})
         assert predict(kernel, shapes, slower) - predict(kernel, shapes) == pytest.approx(1000 * loops, abs=100)
@@ -184,7 +184,7 @@ def test_half_types_are_moved_as_two_bytes() -> None:
 
     def seconds(dtype: str) -> float:
         program = from_text(f"program 1\naxes 0\ntensor {dtype} 1\ninput 0 a0\nadd 0 0\noutput 1 0\n")
-        made = make(Pattern.of(program), Configuration(f"output_0[{FLAT}];", 256, 4))
+        made = make(Pattern.of(program), PatternConfiguration(f"output_0[{FLAT}];", 256, 4))
         return predict(made, [(1 << 24,)])
 
     assert seconds("bfloat16") == seconds("float16")

@@ -7,11 +7,11 @@ import pytest
 from custom_ops.errors import KernelError
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, plan
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration, plan
 from custom_ops.fusion.codegen.plan.mapping import Mapping, Owner, mapping
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.codegen.plan.pattern_axes import grouped
-from custom_ops.fusion.codegen.plan.template import Level, Schedule, parse
+from custom_ops.fusion.codegen.plan.template import Level, RootSchedule, parse
 from tests.fusion_programs import BATCH_NORM, LAYER_NORM_GRADIENT, SOFTMAX, adam
 
 ROWS = "GRID_1056-WARP_8"
@@ -22,7 +22,9 @@ def test_the_papers_schedules_are_read_and_written() -> None:
     text = "reduce_1[GRID,WARP,WARP,CTA]S;dot_1[GRID_128-WARP_2,WARP,WARP,CTA]S;mul_1[GRID,CTA,CTA,THREAD];"
     found = parse(text)
     grid = (Level("GRID", 128), Level("WARP", 2))
-    assert found.schedules[1] == Schedule("dot_1", (grid, (Level("WARP"),), (Level("WARP"),), (Level("CTA"),)), True)
+    assert found.schedules[1] == RootSchedule(
+        "dot_1", (grid, (Level("WARP"),), (Level("WARP"),), (Level("CTA"),)), True
+    )
     assert str(found) == text
     assert parse("reduce_1 [GRID, CTA] S;\n output_0[];") == parse("reduce_1[GRID,CTA]S;output_0[];")
 
@@ -89,7 +91,7 @@ def test_an_axis_keeps_its_size_where_a_tensor_is_longer(longer: int, axes: tupl
 
 def test_softmax_is_one_piece_of_three_loops() -> None:
     """Its maximum, its sum and its output follow each other within a row."""
-    made = plan(Pattern.of(from_text(SOFTMAX), [(None, 1000)]), Configuration(SOFTMAX_ROWS, 256, 4))
+    made = plan(Pattern.of(from_text(SOFTMAX), [(None, 1000)]), PatternConfiguration(SOFTMAX_ROWS, 256, 4))
     (piece,) = made.pieces
     assert [[root.name for root in loop.roots] for loop in piece.loops] == [["reduce_1"], ["reduce_4"], ["output_0"]]
     assert (piece.rows, piece.owner, made.phases, made.cooperative) == ((0,), Owner("lanes", 8, 32), 1, False)
@@ -102,7 +104,7 @@ def test_a_gradient_and_its_column_sums_are_read_once() -> None:
     text = "".join(f"{name}[{ROWS},CTA];" for name in ("reduce_8", "reduce_10", "reduce_16", "reduce_17", "output_0"))
     text += f"output_1[{columns}];output_2[{columns}];"
     shapes = [(None, 768), (None, 768), (768,), (None,), (None,)]
-    made = make(Pattern.of(from_text(LAYER_NORM_GRADIENT), shapes), Configuration(text, 256, 4)).plan
+    made = make(Pattern.of(from_text(LAYER_NORM_GRADIENT), shapes), PatternConfiguration(text, 256, 4)).plan
     first, second = made.pieces
     loops = [[root.name for root in loop.roots] for loop in first.loops]
     assert loops == [["reduce_8", "reduce_10", "reduce_16", "reduce_17"], ["output_0"]]
@@ -114,7 +116,7 @@ def test_a_chain_of_reductions_over_split_columns_takes_a_phase_each() -> None:
     rows, split = "GRID_4-CTA_32-WARP_8", "GRID_16-WARP_8"
     text = f"reduce_1[{split},{rows}];reduce_4[{split},{rows}];output_0[{rows}];output_1[{rows}];"
     pattern = Pattern.of(from_text(BATCH_NORM))
-    made = plan(pattern, Configuration(text + f"output_2[{split},{rows}];", 256))
+    made = plan(pattern, PatternConfiguration(text + f"output_2[{split},{rows}];", 256))
     phases = {root.name: piece.phase for piece in made.pieces for root in piece.roots}
     assert phases == {"reduce_1": 0, "reduce_4": 1, "output_0": 1, "output_1": 2, "output_2": 2}
     assert not any(piece.saved for piece in made.pieces)
@@ -123,7 +125,7 @@ def test_a_chain_of_reductions_over_split_columns_takes_a_phase_each() -> None:
 def test_one_cta_waits_for_itself_alone() -> None:
     single = SOFTMAX_ROWS.replace("1056", "1").replace("output_0[GRID_1-WARP_8,CTA]", "output_0[GRID_1-CTA_256]")
     single = single.replace("output_0[GRID_1-CTA_256]", "output_0[GRID_1-CTA_256,GRID_1-CTA_256]")
-    made = make(Pattern.of(from_text(SOFTMAX)), Configuration(single, 256))
+    made = make(Pattern.of(from_text(SOFTMAX)), PatternConfiguration(single, 256))
     assert (made.plan.phases, made.plan.cooperative) == (2, False)
     assert "grid_barrier" not in made.source.text
 
@@ -134,7 +136,7 @@ def test_updates_of_variables_are_one_function() -> None:
     pattern = Pattern.of(program, [tensor.shape for tensor in tensors])
     flat = "GRID_4-CTA_256"
     text = "".join(f"output_{i}[{flat}];" for i in range(9)) + "output_9[];output_10[];"
-    made = make(pattern, Configuration(text, 256, 4))
+    made = make(pattern, PatternConfiguration(text, 256, 4))
     assert pattern.program.axes == (0, 0, 0)
     assert made.source.text.count("__device__") == 2
     assert "run_piece<3, 13, piece_0>" in made.source.text
@@ -189,11 +191,11 @@ def test_axes_that_a_tensor_has_several_times_stay_apart(index: str) -> None:
 )
 def test_a_template_that_does_not_fit_says_why(text: str, threads: int, reason: str) -> None:
     with pytest.raises(KernelError, match=reason):
-        make(Pattern.of(from_text(SOFTMAX)), Configuration(text, threads))
+        make(Pattern.of(from_text(SOFTMAX)), PatternConfiguration(text, threads))
 
 
 def test_too_much_shared_memory_is_refused() -> None:
     pattern = Pattern.of(from_text(SOFTMAX), [(None, 100_000)])
     text = "".join(f"{name}[GRID_4,CTA];" for name in ("reduce_1", "reduce_4", "output_0")) + "exp_3[GRID_4,CTA]S;"
     with pytest.raises(KernelError, match=r"400,\d+ bytes of shared memory"):
-        make(pattern, Configuration(text, 256))
+        make(pattern, PatternConfiguration(text, 256))

@@ -8,7 +8,7 @@ from custom_ops.expr.nodes import AxisTerm, Index, Random
 from custom_ops.expr.text import from_text
 from custom_ops.fusion.codegen.kernel import make
 from custom_ops.fusion.codegen.plan.addresses import in_step, vector_width
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 
 SUM = "program 1\naxes 0 0\ntensor float32 2\ninput 0 {}\nreduce sum 0 1\noutput 1 0\n"
@@ -59,7 +59,7 @@ def test_whole_vectors_are_loaded_without_a_check() -> None:
 
     def text(size: int) -> str:
         program = from_text(f"program 1\naxes {size}\ntensor float32 1\ninput 0 a0\nexp 0\noutput 1 0\n")
-        return make(Pattern.of(program, [(9000,)]), Configuration("output_0[GRID_4-CTA_64];", 64, 4)).source.text
+        return make(Pattern.of(program, [(9000,)]), PatternConfiguration("output_0[GRID_4-CTA_64];", 64, 4)).source.text
 
     assert "load<4>(tensor_0 + begin);" in text(8192)
     assert "load<4>(tensor_0 + begin, size - i);" in text(8191)

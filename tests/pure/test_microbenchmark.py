@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.machine import from_json, read, shared_memory
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.microbenchmark import Point, fit
@@ -118,12 +118,12 @@ class FakeDriver(Driver):
         return (0,)
 
 
-def bench_of(driver: FakeDriver, arch: int = 90) -> microbenchmark.Bench:
+def bench_of(driver: FakeDriver, arch: int = 90) -> microbenchmark.TimedKernels:
     device = SimpleNamespace(
         arch=arch, processors=24, stream=0, driver=driver, allocate=lambda size: 4096, fill=lambda *_: None,
         elapsed=lambda enqueue: enqueue() or 0.5,
     )  # fmt: skip
-    return microbenchmark.Bench(cast(Device, device), b"code")
+    return microbenchmark.TimedKernels(cast(DeviceContext, device), b"code")
 
 
 @pytest.mark.parametrize(("arch", "largest"), [(90, 16), (120, 8)])
@@ -160,4 +160,4 @@ def test_a_description_with_something_else_in_it_is_refused(field: str, wrong: A
 
 
 def test_a_name_ends_where_the_driver_ends_it() -> None:
-    assert Device(driver=Driver()).name == "CPU"
+    assert DeviceContext(driver=Driver()).name == "CPU"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from graph_passes import pipeline
 from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
-from graph_passes.analysis.linear_program import Program, UnsolvedError, solved
+from graph_passes.analysis.linear_program import LinearProgram, UnsolvedError, solved
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import InfeasibleBudgetError
@@ -163,7 +163,7 @@ def test_the_report_says_what_is_predicted_and_what_is_possible(chain_graph):
 
 
 def test_a_program_without_a_solution_is_unsolved():
-    program = Program()
+    program = LinearProgram()
     x = program.variable(1.0, 0.0, 1.0, whole=True)
     program.equal([(x, 1.0)], 0.5)
     assert solved(program, relaxed=True).values == (0.5,)

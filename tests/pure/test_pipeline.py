@@ -12,13 +12,13 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import NewNode, Rewrite, applied
-from graph_passes.pipeline import PASSES, Outcome, Pass, Phase, Step, run_passes, runs
+from graph_passes.pipeline import PASSES, Pass, PassOutcome, PassPhase, Step, run_passes, runs
 from tfmem.options import FusionOptions, Options, PassName, default_passes
 
 
 def test_each_pass_has_a_name_and_they_stand_in_the_order_of_their_phases() -> None:
     assert len({each.name for each in PASSES}) == len(PASSES)
-    phases = list(Phase)
+    phases = list(PassPhase)
     places = [phases.index(each.phase) for each in PASSES]
     assert places == sorted(places)
 
@@ -49,14 +49,14 @@ def test_where_steps_are_stitched_by_default(changes: dict[str, Any], timed: boo
     ("asked", "phases"),
     [
         ((), set()),
-        (("recurrent",), {Phase.BEFORE_GRAPPLER}),
-        (("fusion",), {Phase.AFTER_GRAPPLER}),
-        (("offload",), {Phase.UNDER_BUDGET}),
-        (("recurrent", "offload"), {Phase.BEFORE_GRAPPLER, Phase.UNDER_BUDGET}),
+        (("recurrent",), {PassPhase.BEFORE_GRAPPLER}),
+        (("fusion",), {PassPhase.AFTER_GRAPPLER}),
+        (("offload",), {PassPhase.UNDER_BUDGET}),
+        (("recurrent", "offload"), {PassPhase.BEFORE_GRAPPLER, PassPhase.UNDER_BUDGET}),
     ],
 )
-def test_which_phases_run(asked: tuple[str, ...], phases: set[Phase]) -> None:
-    assert {phase for phase in Phase if runs(phase, asked)} == phases
+def test_which_phases_run(asked: tuple[str, ...], phases: set[PassPhase]) -> None:
+    assert {phase for phase in PassPhase if runs(phase, asked)} == phases
 
 
 def session_graph() -> Graph:
@@ -104,7 +104,7 @@ class Held:
 
 
 def doubling(
-    name: str, option: str = "fusion", phase: Phase = Phase.AFTER_GRAPPLER
+    name: str, option: str = "fusion", phase: PassPhase = PassPhase.AFTER_GRAPPLER
 ) -> Pass[Sequence[str], tuple[str, ...]]:
     """A pass that puts an op behind each op that its needs name."""
 
@@ -120,25 +120,25 @@ def doubling(
 
 def test_passes_of_a_phase_run_in_order_each_on_what_the_one_before_left() -> None:
     source = Held(Graph([Node("x", "Placeholder", outputs=1)], {}))
-    seen: list[Mapping[str, Outcome]] = []
+    seen: list[Mapping[str, PassOutcome]] = []
 
-    def after_first(done: Mapping[str, Outcome]) -> list[str]:
+    def after_first(done: Mapping[str, PassOutcome]) -> list[str]:
         seen.append(dict(done))
         return ["x/first"]
 
-    passes = (doubling("first"), doubling("second"), doubling("early", phase=Phase.BEFORE_GRAPPLER))
+    passes = (doubling("first"), doubling("second"), doubling("early", phase=PassPhase.BEFORE_GRAPPLER))
     needs = {"first": lambda _: ["x"], "second": after_first, "early": lambda _: ["x"]}
-    done = run_passes(Phase.AFTER_GRAPPLER, ["fusion"], source, needs, passes)
+    done = run_passes(PassPhase.AFTER_GRAPPLER, ["fusion"], source, needs, passes)
     assert set(source.graph.nodes) == {"x", "x/first", "x/first/second"}
-    assert done == {"first": Outcome(("x",)), "second": Outcome(("x/first",))}
-    assert seen == [{"first": Outcome(("x",))}]
+    assert done == {"first": PassOutcome(("x",)), "second": PassOutcome(("x/first",))}
+    assert seen == [{"first": PassOutcome(("x",))}]
 
 
 def test_who_was_not_asked_for_or_has_nothing_to_do_does_not_run() -> None:
     source = Held(Graph([Node("x", "Placeholder", outputs=1)], {}))
     passes = (doubling("other", option="other"), doubling("idle"), doubling("unknown"))
     needs = {"other": lambda _: ["x"], "idle": lambda _: None}
-    assert run_passes(Phase.AFTER_GRAPPLER, ["fusion"], source, needs, passes) == {}
+    assert run_passes(PassPhase.AFTER_GRAPPLER, ["fusion"], source, needs, passes) == {}
     assert set(source.graph.nodes) == {"x"}
 
 
@@ -146,7 +146,7 @@ def test_what_fails_costs_nothing_else() -> None:
     source = Held(Graph([Node("x", "Placeholder", outputs=1), Node("y", "Placeholder", outputs=1)], {}), ["y"])
     passes = (doubling("broken"), doubling("sound"))
     needs = {"broken": lambda _: ["no such node"], "sound": lambda _: ["x", "y"]}
-    done = run_passes(Phase.AFTER_GRAPPLER, ["fusion"], source, needs, passes)
+    done = run_passes(PassPhase.AFTER_GRAPPLER, ["fusion"], source, needs, passes)
     assert isinstance(done["broken"].failed, KeyError | GraphError)
     assert done["sound"].plan == ("x", "y")
     assert set(done["sound"].errors) == {"y"}

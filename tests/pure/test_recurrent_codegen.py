@@ -17,9 +17,9 @@ from custom_ops.jit.image import KernelImage
 from custom_ops.machine import shared_memory
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.codegen.layout import fallback_layout, layout
-from custom_ops.recurrent.codegen.schedule import MOST_OPERANDS, Buffer, schedule
+from custom_ops.recurrent.codegen.schedule import MOST_OPERANDS, StageBuffer, schedule
 from custom_ops.recurrent.codegen.source import ENTRY, FALLBACK, generate, parameter_words
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests import addons_cells
 from tests.recurrent_cells import random_cells, side_by_side
@@ -28,7 +28,9 @@ from tests.tiers import examples
 GOLDEN = Path(__file__).parents[1] / "golden" / "recurrent_lstm_256.cu"
 CLUSTER = Configuration(ctas=16, threads=256, lanes=16, exchange="cluster")
 LSTM = RecurrentSpec(cells.lstm(), 256)
-PROGRAM = Program(KernelImage(90, "f", 256, b"\x7fELF\n\n\0 1", shared=2320, cluster=16), rows=2, ctas=16, max_batch=64)
+PROGRAM = RecurrentProgram(
+    KernelImage(90, "f", 256, b"\x7fELF\n\n\0 1", shared=2320, cluster=16), rows=2, ctas=16, max_batch=64
+)
 
 
 def test_the_golden_source() -> None:
@@ -47,9 +49,9 @@ def test_an_lstm_has_one_product_and_one_exchange() -> None:
 
 def test_a_buffer_has_as_many_operands_as_a_kernel_has_bits() -> None:
     plan = schedule(cells.lstm())
-    fits = replace(plan, buffers=(Buffer(0, (plan.buffers[0].operands[0],) * MOST_OPERANDS),))
+    fits = replace(plan, buffers=(StageBuffer(0, (plan.buffers[0].operands[0],) * MOST_OPERANDS),))
     assert fits.state_masks == ((1 << MOST_OPERANDS) - 1,)
-    one_more = replace(plan, buffers=(Buffer(0, (0,) * (MOST_OPERANDS + 1)),))
+    one_more = replace(plan, buffers=(StageBuffer(0, (0,) * (MOST_OPERANDS + 1)),))
     with pytest.raises(KernelError, match=f"{MOST_OPERANDS + 1} values .* at most {MOST_OPERANDS}"):
         assert one_more.state_masks
 

@@ -13,7 +13,7 @@ from graph_passes.graph.ir import DataType, Graph, Literal, Node, TensorId, Tens
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.passes.recurrent.cleanup import FUSED, with_fused_biases, without_zeros
 from graph_passes.passes.recurrent.lower.bidirectional import paired
-from graph_passes.passes.recurrent.match import Direction, Joinable, Launch, Match
+from graph_passes.passes.recurrent.match import Direction, Joinable, Match, RecurrentNode
 
 UNITS = 4
 
@@ -30,13 +30,13 @@ def graph(fill: float = 0.0) -> Graph:
     return Graph(nodes, specs, constants={"number": np.float32(fill)})
 
 
-def launch(name: str = "launch", states: tuple[str, str] = ("filled", "given"), reverse: bool = False) -> Launch:
+def launch(name: str = "launch", states: tuple[str, str] = ("filled", "given"), reverse: bool = False) -> RecurrentNode:
     read = tuple(map(tensor, states))
     direction = Direction((tensor("gates"),), (), (), (tensor("weights"),), read, reverse)
-    return Launch(name, cells.lstm(), UNITS, "float32", (direction,), device="/device:GPU:0")
+    return RecurrentNode(name, cells.lstm(), UNITS, "float32", (direction,), device="/device:GPU:0")
 
 
-def match_of(*nodes: NewNode | Launch, **changes: Any) -> Match:
+def match_of(*nodes: NewNode | RecurrentNode, **changes: Any) -> Match:
     return replace(Match("layer", "While", tuple(nodes), (), ()), **changes)
 
 
@@ -44,7 +44,7 @@ def test_a_state_of_zeros_is_not_filled() -> None:
     found = without_zeros(graph(), match_of(launch()), Names(graph()))
     none, changed = found.nodes
     assert isinstance(none, NewNode)
-    assert isinstance(changed, Launch)
+    assert isinstance(changed, RecurrentNode)
     assert (none.op, none.device) == ("Const", "/device:GPU:0")
     assert none.attrs["value"] == Literal("float32", (0, UNITS), ())
     assert changed.directions[0].states == (tensor(none.name), tensor("given"))
@@ -53,7 +53,7 @@ def test_a_state_of_zeros_is_not_filled() -> None:
 def test_both_directions_read_the_same_nothing() -> None:
     both = replace(launch(states=("filled", "filled")), directions=launch(states=("filled", "filled")).directions * 2)
     none, changed = without_zeros(graph(), match_of(both), Names(graph())).nodes
-    assert isinstance(changed, Launch)
+    assert isinstance(changed, RecurrentNode)
     assert {state for direction in changed.directions for state in direction.states} == {tensor(none.name)}
 
 

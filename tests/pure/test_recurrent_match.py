@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from custom_ops.expr.nodes import Elementwise
-from custom_ops.recurrent.cell import Constant, Product, RowSum
+from custom_ops.recurrent.cell import CellConstant, Product, RowSum
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import DataType, Function, Graph, Literal, Node, TensorId, TensorSpec
 from graph_passes.graph.rewrite import NewNode, apply_rewrites
 from graph_passes.graph.verify import verify_graph
 from graph_passes.passes.recurrent.apply import recurrent_rewrites
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key, scalar_key
-from graph_passes.passes.recurrent.match import RECURRENT_OP, Direction, Launch
+from graph_passes.passes.recurrent.match import RECURRENT_OP, Direction, RecurrentNode
 from graph_passes.passes.recurrent.plan import plan_inference
 from graph_passes.refusals import Reason
 
@@ -234,7 +234,7 @@ def test_sums_over_units_are_row_sums() -> None:
     (match,) = plan_inference(read(loop_graph(normalised))).matches
     cell = match.launches[0].cell
     assert [node for node in cell.nodes if isinstance(node, RowSum)]
-    assert Constant(1 / UNITS) in cell.nodes
+    assert CellConstant(1 / UNITS) in cell.nodes
     assert max(cell.stages) == 1
     assert sum(isinstance(node, Product) for node in cell.nodes) == 1
 
@@ -327,7 +327,7 @@ def test_a_launch_counts_outputs_of_all_directions_before_finals() -> None:
     (match,) = plan_inference(read(loop_graph())).matches
     cell = match.launches[0].cell
     direction = match.launches[0].directions[0]
-    launch = Launch("both", cell, UNITS, "float32", (direction, direction))
+    launch = RecurrentNode("both", cell, UNITS, "float32", (direction, direction))
     assert [launch.output(0, 1), launch.final(0), launch.final(0, 1)] == [
         TensorId("both", index) for index in (1, 2, 3)
     ]
@@ -343,4 +343,4 @@ def test_a_launch_refuses_a_direction_of_another_cell() -> None:
     (match,) = plan_inference(read(loop_graph())).matches
     cell = match.launches[0].cell
     with pytest.raises(GraphError, match=r"a direction has \(0, 0, 0, 0, 0\)"):
-        Launch("bad", cell, UNITS, "float32", (Direction((), (), (), (), ()),))
+        RecurrentNode("bad", cell, UNITS, "float32", (Direction((), (), (), (), ()),))

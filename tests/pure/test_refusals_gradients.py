@@ -14,12 +14,12 @@ from graph_passes.passes.recurrent.faults import attempt
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.find.repeated import repeated
 from graph_passes.passes.recurrent.find.roll import _Roller, roll_up
-from graph_passes.passes.recurrent.find.unrolled import Search
+from graph_passes.passes.recurrent.find.unrolled import RecurrenceSearch
 from graph_passes.passes.recurrent.lower.cudnn import match_cudnn
 from graph_passes.passes.recurrent.match import Match, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair
 from graph_passes.passes.recurrent.train.plan_training import _Whole
-from graph_passes.passes.recurrent.train.trained import Backward, Wanted, _Loops, _require_single, read_as
+from graph_passes.passes.recurrent.train.trained import Backward, WantedGradient, _Loops, _require_single, read_as
 from graph_passes.refusals import Reason
 from tests.pure.test_recurrent_match import INPUTS, UNITS, Builder
 
@@ -150,7 +150,7 @@ def whole(graph: Graph, backward: Backward, *keep: str) -> _Whole:
 
 def test_gradients_that_something_else_reads() -> None:
     graph = small(x(), x("B", "While", "x"), x("reader", "Neg", "B"))
-    wanted = Backward("B", (), (Wanted(TensorId("B"), TensorId("x")),))
+    wanted = Backward("B", (), (WantedGradient(TensorId("B"), TensorId("x")),))
     assert reason_of(lambda: whole(graph, wanted, "B").backward({}, 0)) is Reason.GRADIENT_FETCHED
     given = Backward("B", ((TensorId("x"), TensorId("B")),), ())
     assert reason_of(lambda: whole(graph, given).backward({}, 0)) is Reason.GRADIENT_WITHOUT_RESULT
@@ -211,7 +211,7 @@ def test_steps_that_are_not_recognised() -> None:
 
 def test_steps_whose_single_values_something_else_needs() -> None:
     graph = unrolled(("early", "Neg", "h0"), ("late", "Neg", "h1"))
-    steps = Search(unrolled(), unrolled()["items"], False).find([])
+    steps = RecurrenceSearch(unrolled(), unrolled()["items"], False).find([])
     assert steps is not None
     roller = _Roller(graph, steps, "loop", None)
     with pytest.raises(Unreadable) as raised:

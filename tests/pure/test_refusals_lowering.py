@@ -60,7 +60,7 @@ def test_a_position_that_a_dtype_does_not_hold() -> None:
         ("y", "ArgMax", ("x", "axis"), (), {"dtype": "int64"}),
         ("axis", "Const", (), (), {"dtype": "int32", "value": 0}),
     )
-    found = program_writer.Writer(graph, None, lambda *_: None)  # type: ignore[arg-type, return-value]
+    found = program_writer.ProgramWriter(graph, None, lambda *_: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(LoweringError) as raised:
         found.number("int32", 1 << 40)
     assert raised.value.refusal == Reason.NUMBERS(low=1 << 40, high=1 << 40, dtype="int32")

@@ -19,7 +19,7 @@ MEMORY = 1 << 20
 
 
 class HostDevice:
-    """Memory as `custom_ops.jit.device.Device` has it, in arrays of bytes."""
+    """Memory as `custom_ops.jit.device.DeviceContext` has it, in arrays of bytes."""
 
     def __init__(self) -> None:
         self.blocks: list[Any] = []

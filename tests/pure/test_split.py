@@ -21,7 +21,7 @@ from graph_passes.graph.order import topological
 from graph_passes.graph.verify import verify_graph
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.split.apply import split_graph
-from graph_passes.passes.split.plan import SplitNeeds, Trial, plan_split
+from graph_passes.passes.split.plan import SplitEstimate, SplitNeeds, plan_split
 from graph_passes.passes.split.split_regions import Exactness, plan_of, sizes_of_pieces
 from graph_passes.pipeline import Step, plan_step
 from graph_passes.refusals import Reason, Refusal
@@ -296,9 +296,9 @@ def test_more_pieces_are_tried_while_they_help() -> None:
     graph = net.graph()
     tried: list[int] = []
 
-    def trial(plan: Any) -> Trial:
+    def trial(plan: Any) -> SplitEstimate:
         tried.append(len(plan.pieces))
-        return Trial(1000 // len(plan.pieces), None if len(plan.pieces) < 8 else 1.0)
+        return SplitEstimate(1000 // len(plan.pieces), None if len(plan.pieces) < 8 else 1.0)
 
     class Source:
         def read(self) -> Graph:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfmem.steps.phases import TABLE, Event, Machine, Move, Phase, TransitionError, picture
+from tfmem.steps.phases import TABLE, Event, Phase, StepMachine, Transition, TransitionError, picture
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -23,27 +23,27 @@ class Fake:
 
 def after(phase: Phase, *events: Event) -> Phase:
     """Where a fake step is after these events."""
-    machine = Machine("step", Fake(phase))
+    machine = StepMachine("step", Fake(phase))
     for event in events:
-        machine.move(Move(event, Fake(TABLE[machine.state.phase][event])))
+        machine.move(Transition(event, Fake(TABLE[machine.state.phase][event])))
     return machine.state.phase
 
 
 @pytest.mark.parametrize(("phase", "event", "following"), EDGES, ids=lambda each: each.name)
 def test_every_edge(phase: Phase, event: Event, following: Phase) -> None:
-    machine = Machine("step", Fake(phase))
+    machine = StepMachine("step", Fake(phase))
     found = Fake(following)
-    assert machine.move(Move(event, found)) is machine.state is found
+    assert machine.move(Transition(event, found)) is machine.state is found
 
 
 @pytest.mark.parametrize("phase", Phase, ids=lambda each: each.name)
 def test_no_other_edge(phase: Phase) -> None:
-    machine = Machine("step", Fake(phase))
+    machine = StepMachine("step", Fake(phase))
     for event in Event:
         for following in Phase:
             if TABLE[phase].get(event) is not following:
                 with pytest.raises(TransitionError, match=f"step: {phase.value} --{event.name}--> {following.value}: "):
-                    machine.move(Move(event, Fake(following)))
+                    machine.move(Transition(event, Fake(following)))
                 assert machine.state.phase is phase
 
 

@@ -10,18 +10,18 @@ import pytest
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import CHECKSUM, Cache, digest
 from custom_ops.jit.image import KernelImage
-from custom_ops.recurrent.gpu_program import ANY_BATCH, Program
-from custom_ops.recurrent.search.tune import Bench, tune
+from custom_ops.recurrent.gpu_program import ANY_BATCH, RecurrentProgram
+from custom_ops.recurrent.search.tune import SweepBench, tune
 from custom_ops.recurrent.spec import Configuration
 from custom_ops.timing import tuner as generic
-from custom_ops.timing.tuner import Measured
+from custom_ops.timing.tuner import MeasuredKernel
 
 PLAIN = Configuration()
 # told apart by their threads
 SMALL, MIDDLE, LARGE = (replace(PLAIN, threads=threads) for threads in (128, 256, 512))
 
 
-class FakeBench(Bench):
+class FakeBench(SweepBench):
     """`times`: (configuration, batch) -> nanoseconds, or the words of an error."""
 
     def __init__(self, times, identity="machine"):
@@ -35,7 +35,9 @@ class FakeBench(Bench):
 
     def build(self, configuration, max_batch=ANY_BATCH):
         stages = int(configuration.exchange == "launches")
-        return Program(KernelImage(90, "entry", configuration.threads, b"code"), stages=stages, max_batch=max_batch)
+        return RecurrentProgram(
+            KernelImage(90, "entry", configuration.threads, b"code"), stages=stages, max_batch=max_batch
+        )
 
     def measure(self, configuration, point):
         assert self.compiled[configuration] == 1
@@ -43,7 +45,7 @@ class FakeBench(Bench):
         time = self.times[configuration, point]
         if isinstance(time, str):
             raise KernelError(time)
-        return Measured(time, 128, 0)
+        return MeasuredKernel(time, 128, 0)
 
 
 def ranked(*configurations):
@@ -309,7 +311,7 @@ class TileBench(generic.Bench):
         if configuration.vector and rows % 4:
             raise KernelError("misaligned")
         self.measured.append((configuration, point))
-        return Measured(rows / configuration.rows / (4 if configuration.vector else 1), 16, 0)
+        return MeasuredKernel(rows / configuration.rows / (4 if configuration.vector else 1), 16, 0)
 
     def kind(self, configuration):
         return configuration.vector

@@ -13,7 +13,7 @@ from graph_passes.analysis.op_pattern import IN_KERNELS, patterns_of
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import passed
 from graph_passes.graph.serde import from_tf_graph
-from graph_passes.lower.lower_nodes import Held, LoweredKernel, Value, lower_kernel
+from graph_passes.lower.lower_nodes import LoweredKernel, Value, VariableValue, lower_kernel
 from graph_passes.lower.shapes import Shapes
 
 OUTSIDE = ("Placeholder", "Const", "NoOp", "ReadVariableOp")
@@ -69,7 +69,7 @@ class Lowered:
         results = reference.run(self.kernel.program, self.tensors())
         outputs, given = [], {}
         for value, result in zip(self.kernel.outputs, results, strict=True):
-            if isinstance(value, Held):
+            if isinstance(value, VariableValue):
                 handle = self._handle(value)
                 given[handle] = result.reshape(self._held[handle].shape)
             else:
@@ -82,11 +82,11 @@ class Lowered:
         outputs = tf.nest.flatten(self._concrete(*map(tf.constant, self._arguments)))
         return [np.asarray(result) for result in (*outputs, *self._variables) if result is not None]
 
-    def _handle(self, value: Held) -> str:
+    def _handle(self, value: VariableValue) -> str:
         return passed(self.graph, self.graph[value.node].inputs[value.index]).node
 
     def _value(self, value: Value) -> Any:
-        if isinstance(value, Held):
+        if isinstance(value, VariableValue):
             return self._held[self._handle(value)]
         node = self.graph[value.node]
         if node.op == "ReadVariableOp":

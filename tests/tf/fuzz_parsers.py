@@ -16,7 +16,7 @@ from pathlib import Path
 
 from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent.differentiate import differentiate
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 from tests import dynamic_specs, programs, recurrent_cells
 from tests.tf import native_programs
 
@@ -126,7 +126,7 @@ def corpus() -> Iterator[tuple[str, bytes]]:
     for fallback, cluster, stages in (("", 1, 0), ("plain", 8, 0), ("", 1, 3)):
         shape = {"threads": 256, "shared": 1 << 16, "cluster": cluster, "cooperative": cluster == 1}
         image = KernelImage(90, "main", code=b"code", **shape)  # type: ignore[arg-type]
-        text = Program(image, fallback, rows=4, ctas=32, scratch=64, stages=stages, max_batch=8).to_text()
+        text = RecurrentProgram(image, fallback, rows=4, ctas=32, scratch=64, stages=stages, max_batch=8).to_text()
         yield "program", text.encode()
 
 

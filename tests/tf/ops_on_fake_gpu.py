@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.expr.text import from_text
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import FusionProgram, Shapes
 from custom_ops.fusion.region import Assign, Kernel, Read, Region, Shape, TensorType, View
@@ -215,7 +215,7 @@ def barriers(gpu: FakeGpu, shape: Shape) -> tuple[Region, list[FusionProgram]]:
     program = from_text(SOFTMAX)
     shapes: Shapes = ((37, 10), (10,), (37, 10))
 
-    def choose(pattern: Pattern, known: Shapes) -> Configuration:
+    def choose(pattern: Pattern, known: Shapes) -> PatternConfiguration:
         found = [kernel for kernel in varied(pattern, shapes) if kernel.plan.cooperative]
         assert found
         return found[0].plan.configuration

@@ -89,7 +89,7 @@ def test_the_library_multiplies(gpu: FakeGpu, flips: tuple[bool, bool], batch: i
 
 def test_what_was_measured_is_kept(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process with the same cache measures nothing, and finds the same times."""
-    monkeypatch.setattr(measured, "Device", lambda ordinal, **given: Timed(gpu))
+    monkeypatch.setattr(measured, "DeviceContext", lambda ordinal, **given: Timed(gpu))
     monkeypatch.setattr(measured, "CublasLt", lambda device: CublasLt(device, gpu.cublas))
     graph, names = step()
     times = []
@@ -108,7 +108,7 @@ def test_products_side_by_side_are_timed_together(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The last time is that of all; a lone product's is the one that a plan asks for by its node's name."""
-    monkeypatch.setattr(measured, "Device", lambda ordinal, **given: Timed(gpu))
+    monkeypatch.setattr(measured, "DeviceContext", lambda ordinal, **given: Timed(gpu))
     monkeypatch.setattr(measured, "CublasLt", lambda device: CublasLt(device, gpu.cublas))
     times = timer(tmp_path)
     forms = [MatrixProduct(6, 8, 20), MatrixProduct(6, 8, 20), MatrixProduct(6, 4, 20)]
@@ -130,12 +130,12 @@ def test_patterns_are_compiled_at_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyP
             together.wait()
         return gpu.compile_source(*source, **how)
 
-    monkeypatch.setattr(measured, "Device", lambda ordinal, compile_source, **other: Timed(gpu, compile_source))
+    monkeypatch.setattr(measured, "DeviceContext", lambda ordinal, compile_source, **other: Timed(gpu, compile_source))
     monkeypatch.setattr(measured, "usable_cores", lambda: 2)
     graph, names = step()
     measure = of(graph, tmp_path, compile_source)
     measure.prepare([names, names[:1]])
-    monkeypatch.setattr(measured, "Device", None)
+    monkeypatch.setattr(measured, "DeviceContext", None)
     assert measure.kernel(names) is not None
     assert measure.kernel(names[:1]) is not None
 
@@ -144,7 +144,7 @@ def test_what_fails_is_not_measured(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatc
     def refused(source: str, arch: int, features: str = "", contract: bool = False) -> bytes:
         raise KernelError("no compiler")
 
-    monkeypatch.setattr(measured, "Device", lambda ordinal, **given: Timed(gpu, refused))
+    monkeypatch.setattr(measured, "DeviceContext", lambda ordinal, **given: Timed(gpu, refused))
     monkeypatch.setattr(measured, "CublasLt", lambda device: CublasLt(device, gpu.cublas))
     gpu.fail("cublasLtMatmulAlgoGetHeuristic")
     graph, names = step()
@@ -158,9 +158,9 @@ def of(graph: Graph, folder: Path, compile_source: CompileSource = nvrtc.compile
     return timer(folder, compile_source).of(graph, Shapes(graph), ())
 
 
-def timer(folder: Path, compile_source: CompileSource = nvrtc.compile_source) -> measured.Measured:
+def timer(folder: Path, compile_source: CompileSource = nvrtc.compile_source) -> measured.PatternTimer:
     target = Target("/device:GPU:0", "a fake GPU", 1 << 30, None)  # type: ignore[arg-type]
-    return measured.Measured(target, Options(cache_directory=str(folder)), True, compile_source)
+    return measured.PatternTimer(target, Options(cache_directory=str(folder)), True, compile_source)
 
 
 def step() -> tuple[Graph, list[str]]:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.optimized_runs import SPARE, in_a_process, run
-from tfmem.steps.known_profiles import Known, _batches
+from tfmem.steps.known_profiles import KnownProfiles, _batches
 
 
 def optimized(net, budget):
@@ -24,13 +24,13 @@ def test_another_batch_size_begins_with_the_costs_of_the_first(new_net, batch, f
     expected = run(reference, batch) + run(reference, rows(batch, 14))
     budget = SPARE + smallest(lambda size: optimized(new_net(), size)(*rows(batch, 15)))
     budget = max(budget, SPARE + smallest(lambda size: optimized(new_net(), size)(*batch)))
-    observed, keep = [], Known.keep
+    observed, keep = [], KnownProfiles.keep
 
     def counted(known, seen):
         observed.append(known)
         keep(known, seen)
 
-    monkeypatch.setattr(Known, "keep", counted)
+    monkeypatch.setattr(KnownProfiles, "keep", counted)
     function = optimized(new_net(), budget)
     found = run(function, batch)
     assert len(observed) == 1

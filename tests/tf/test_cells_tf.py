@@ -16,7 +16,7 @@ from custom_ops.expr.nodes import Elementwise
 from custom_ops.expr.table import FLOAT_OPS
 from custom_ops.expr.table_entry import Array
 from custom_ops.recurrent import cells
-from custom_ops.recurrent.cell import Cell, Constant, Invariant, Product, RowSum, Sequence, State, Term, Vector
+from custom_ops.recurrent.cell import Cell, CellConstant, Invariant, Product, RowSum, Sequence, State, Term, Vector
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.reference import run
 from tests.gradient_reference import gradients
@@ -138,7 +138,7 @@ def run_tf(cell: Cell, tensors: Arguments) -> tuple[list[Any], list[Any]]:
                     value = column(tensors.invariants[tensor], index)
                 case Vector(tensor=tensor, column=index):
                     value = column(tensors.vectors[tensor], index)
-                case Constant(value=number):
+                case CellConstant(value=number):
                     value = tf.constant(number, tf.float64)
                 case State(index=index):
                     value = states[index]

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfmem
 from graph_passes.decision import Decision, Fusion, FusionWhy, Missed
 from graph_passes.passes.fuse.plan import FusionPlan
-from graph_passes.passes.fuse.schedule_segments import Division
+from graph_passes.passes.fuse.schedule_segments import RegionBounds
 from tests.tf import composed_steps
 from tests.tf.composed_steps import Run, fitted, trained
 from tests.tf.memory_in_use import in_use
@@ -133,7 +133,7 @@ def test_regions_of_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     unchanged = trained(composed_steps.mlp, 4, memory_budget=1 << 34, passes=("offload",)).report
     assert unchanged is not None
     assert unchanged.peak_measured
-    monkeypatch.setattr(composed, "DIVISIONS", (Division(None, calls=False),))
+    monkeypatch.setattr(composed, "DIVISIONS", (RegionBounds(None, calls=False),))
     budget = unchanged.peak_measured * 8 // 10 + in_use()  # TensorFlow keeps the first net's variables
     found = trained(composed_steps.mlp, 8, memory_budget=budget, passes=PASSES, fusion=FULL).report
     assert found is not None

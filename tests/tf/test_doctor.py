@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from custom_ops.errors import KernelError, OpLibraryError
-from tfmem.doctor import LOOKS, Finding, Machine, State, examine, worst
+from tfmem.doctor import LOOKS, Finding, FindingState, Surroundings, examine, worst
 from tfmem.options import Options
 
 
@@ -27,15 +27,15 @@ def importing(**broken: Any) -> Callable[[str], Any]:
     return imported
 
 
-def machine(tmp_path: Path, **changes: Any) -> Machine:
+def machine(tmp_path: Path, **changes: Any) -> Surroundings:
     (tmp_path / "Python.h").touch()
     driver = tmp_path / "version"
     driver.write_text("NVRM version: 580\n")
     given = {"options": Options(cache_directory=str(tmp_path / "cache")), "python_headers": tmp_path, "driver": driver}
-    return Machine(**{**given, **changes})
+    return Surroundings(**{**given, **changes})
 
 
-def found(machine: Machine, what: str) -> Finding:
+def found(machine: Surroundings, what: str) -> Finding:
     return next(each for each in examine(machine) if each.what == what)
 
 
@@ -51,10 +51,10 @@ def no_devices(**others: Any) -> SimpleNamespace:
 
 
 MISSING = ImportError("no module")
-BROKEN: dict[str, tuple[dict[str, Any], State, str, str]] = {
+BROKEN: dict[str, tuple[dict[str, Any], FindingState, str, str]] = {
     "TensorFlow": (
         {"imported": importing(tensorflow=SimpleNamespace(__version__="2.20.1"))},
-        State.BROKEN,
+        FindingState.BROKEN,
         "2.20.1; tfmem is for 2.21",
         "pip install 'tensorflow",
     ),
@@ -64,13 +64,13 @@ BROKEN: dict[str, tuple[dict[str, Any], State, str, str]] = {
                 keras=SimpleNamespace(__version__="3.9", backend=SimpleNamespace(backend=lambda: "jax"))
             )
         },
-        State.LACKS,
+        FindingState.LACKS,
         "3.9 on jax",
         "export KERAS_BACKEND=tensorflow",
     ),
     "op library": (
         {"imported": importing(custom_ops_load=SimpleNamespace(load=raising(OpLibraryError("no op library: run X"))))},
-        State.BROKEN,
+        FindingState.BROKEN,
         "no op library: run X",
         "",
     ),
@@ -81,26 +81,26 @@ BROKEN: dict[str, tuple[dict[str, Any], State, str, str]] = {
                 custom_ops_load=SimpleNamespace(load=lambda: None),
             )
         },
-        State.LACKS,
+        FindingState.LACKS,
         "off: the CPU's allocator counts nothing",
         "export TF_ENABLE_ONEDNN_OPTS=1",
     ),
-    "headers": ({"python_headers": Path("/nowhere")}, State.LACKS, "no Python.h in /nowhere", "python3-dev"),
+    "headers": ({"python_headers": Path("/nowhere")}, FindingState.LACKS, "no Python.h in /nowhere", "python3-dev"),
     "driver": (
         {"driver": Path("/nowhere"), "cards": (Path("/dev/nvidia0"),)},
-        State.BROKEN,
+        FindingState.BROKEN,
         "no NVIDIA driver",
         "install NVIDIA's driver",
     ),
     "GPUs": (
         {"imported": importing(tensorflow=no_devices(__version__="2.21.0")), "cards": (Path("/dev/nvidia0"),)},
-        State.BROKEN,
+        FindingState.BROKEN,
         "TensorFlow sees none of 1 card",
         "tensorflow[and-cuda]",
     ),
     "link": (
         {"imported": importing(tfmem_api=SimpleNamespace(make_engine=raising(OSError("no room"))))},
-        State.BROKEN,
+        FindingState.BROKEN,
         "OSError: no room",
         "report this",
     ),
@@ -110,13 +110,13 @@ BROKEN: dict[str, tuple[dict[str, Any], State, str, str]] = {
                 custom_ops_jit_nvrtc=SimpleNamespace(compiler_version=raising(KernelError("not found")))
             )
         },
-        State.LACKS,
+        FindingState.LACKS,
         "no kernels for GPUs can be compiled: not found",
         "pip install 'tfmem[gpu]'",
     ),
     "cache": (
         {"options": Options(cache_directory=__file__)},
-        State.LACKS,
+        FindingState.LACKS,
         "cannot be written",
         "TFMEM_CACHE_DIR",
     ),
@@ -136,11 +136,11 @@ def test_a_part_that_is_not_there_is_told_too(tmp_path: Path) -> None:
     none = machine(tmp_path, imported=importing(tensorflow=MISSING, keras=MISSING), options=Options(cache_directory=""))
     findings = list(examine(none))
     assert {each.what: each.state for each in findings if each.what in ("TensorFlow", "Keras", "cache")} == {
-        "TensorFlow": State.BROKEN,
-        "Keras": State.LACKS,
-        "cache": State.LACKS,
+        "TensorFlow": FindingState.BROKEN,
+        "Keras": FindingState.LACKS,
+        "cache": FindingState.LACKS,
     }
-    assert worst(findings) is State.BROKEN
+    assert worst(findings) is FindingState.BROKEN
 
 
 def test_a_whole_machine_works(tmp_path: Path) -> None:
@@ -149,6 +149,6 @@ def test_a_whole_machine_works(tmp_path: Path) -> None:
     findings = list(examine(machine(tmp_path)))
     states = {each.what: each.state for each in findings}
     for what in ("TensorFlow", "Keras", "op library", "oneDNN", "headers", "driver", "link", "cache"):
-        assert states[what] is State.WORKS, what
+        assert states[what] is FindingState.WORKS, what
     assert next(each.found for each in findings if each.what == "cache").endswith("1 file, 5 B, the oldest 0 days old")
-    assert worst(findings) is State.WORKS
+    assert worst(findings) is FindingState.WORKS

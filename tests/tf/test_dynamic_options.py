@@ -45,7 +45,7 @@ def fixture_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return Target(wanted or "/device:GPU:0", "a GPU", 1 << 30, profiles.load("cpu"))
 
     monkeypatch.setattr(gpu, "find_target", find_target)
-    monkeypatch.setattr(gpu, "Device", FakeDevice)
+    monkeypatch.setattr(gpu, "DeviceContext", FakeDevice)
     monkeypatch.setattr(gpu.nvrtc, "compiler_version", lambda: "1")
     monkeypatch.setattr(gpu, "build", build)
     return found

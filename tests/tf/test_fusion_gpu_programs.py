@@ -20,11 +20,11 @@ from custom_ops.fusion.search.bench import FusionBench
 from custom_ops.fusion.search.ranking import Ranking
 from custom_ops.fusion.text import to_text
 from custom_ops.jit import nvrtc
-from custom_ops.timing.tuner import Measured
+from custom_ops.timing.tuner import MeasuredKernel
 from graph_passes.analysis.cost import device_costs as profiles
 from graph_passes.passes.fuse.lower_region import Lowered
 from graph_passes.passes.fuse.partition.ilp import PatternChoice
-from graph_passes.passes.fuse.partition.partition import Schedule
+from graph_passes.passes.fuse.partition.partition import RegionSchedule
 from graph_passes.passes.fuse.plan import FusionPlan, RegionPlan
 from graph_passes.report import RegionRecord
 from tests.cuda_on_cpu.driver import Compiler, CpuDevice, Driver
@@ -54,14 +54,14 @@ def fixture_compiled(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> lis
     monkeypatch.setattr(nvrtc, "compiler_version", lambda: "12.9")  # part of a key of the cache
     monkeypatch.setattr(module, "Compilers", lambda: compile_source)
     for each in (module, fusion_tuning):
-        monkeypatch.setattr(each, "Device", lambda ordinal, **given: CpuDevice(driver=Driver(), **given))
+        monkeypatch.setattr(each, "DeviceContext", lambda ordinal, **given: CpuDevice(driver=Driver(), **given))
     return found
 
 
 def plan_of(region: Region, programs: Sequence[FusionProgram]) -> FusionPlan:
     record = RegionRecord("fusion_0", ())
     lowered = Lowered(region, (), (), ())
-    schedule = Schedule((), PatternChoice((), 0.0, 0.0, (), 0, 0, 0, True))
+    schedule = RegionSchedule((), PatternChoice((), 0.0, 0.0, (), 0, 0, 0, True))
     plan = RegionPlan("fusion_0", schedule, lowered, to_text(region), record, programs=tuple(programs))
     return FusionPlan((plan,))
 
@@ -73,7 +73,7 @@ def test_nothing_is_timed_before_a_plan_runs_and_its_kernels_once_afterwards(
     times: list[str] = []
     measure = FusionBench.measure
 
-    def counted(bench: FusionBench, configuration: Any, where: str) -> Measured:
+    def counted(bench: FusionBench, configuration: Any, where: str) -> MeasuredKernel:
         times.append(configuration.template)
         found = measure(bench, configuration, where)
         return replace(found, nanoseconds=1e3 / len(times))  # the one that is timed last is the fastest

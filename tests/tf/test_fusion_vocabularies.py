@@ -12,7 +12,7 @@ import tensorflow as tf
 from custom_ops.fusion.codegen.kernel import make
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.ranking import ranked
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.launch import Module
 from tests.fusion_kernels import run
 from tests.tf.fusion_lowering import Lowered
@@ -44,7 +44,7 @@ def given(words: int, dense: bool) -> list[Any]:
 
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("words", [50_257, 262_144])
-def test_kernels_of_a_gpu(device: Device, words: int, dense: bool) -> None:
+def test_kernels_of_a_gpu(device: DeviceContext, words: int, dense: bool) -> None:
     """By the configuration that the model chooses for many rows; close to TensorFlow's kernel and to float64."""
     tensors = given(words, dense)
     shapes = [(None, *tensor.shape[1:]) for tensor in tensors]

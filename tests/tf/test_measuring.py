@@ -9,7 +9,7 @@ import tfmem
 from custom_ops.load import load
 from tfmem.api import make_engine
 from tfmem.runtime import measuring_lock
-from tfmem.steps.known_profiles import BatchProfiles, Known
+from tfmem.steps.known_profiles import BatchProfiles, KnownProfiles
 
 SPARE = 256 << 10
 
@@ -145,7 +145,7 @@ def test_a_profile_beside_unknown_memory_is_neither_kept_nor_found(tmp_path):
     memory = SimpleNamespace(in_use_alone=None)
     settings = SimpleNamespace(options=options, observes=True, target=target)
     engine = SimpleNamespace(settings=settings, memory=memory)
-    known = Known(engine, SimpleNamespace(fingerprint=lambda: "key"), BatchProfiles())
+    known = KnownProfiles(engine, SimpleNamespace(fingerprint=lambda: "key"), BatchProfiles())
     known.keep(None)
     assert not list(tmp_path.rglob("*"))
     assert known.find() is None

@@ -14,7 +14,7 @@ from tfmem.runtime.device_memory import DeviceMemory
 from tfmem.steps.job import Job
 from tfmem.steps.measuring import short_of_memory
 from tfmem.steps.phases import Event, Phase
-from tfmem.steps.states import Observing, Probed, Search, Warming
+from tfmem.steps.states import Observing, PlanSearch, Probed, Warming
 
 MIB = 1 << 20
 
@@ -101,7 +101,7 @@ def test_it_is_given_back_after_an_error(taken: list[int]) -> None:
 
 
 def probed(kind: type[Probed], roomy: bool = False) -> Probed:
-    search = Search(
+    search = PlanSearch(
         timeline=mock.Mock(),
         first=mock.Mock(),
         firsts=iter(()),

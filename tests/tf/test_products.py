@@ -13,7 +13,7 @@ import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 from graph_passes.passes.products.apply import MATMUL_OP
 from graph_passes.passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
 from graph_passes.report import Report
@@ -31,7 +31,7 @@ IMAGES = [KernelImage(90, name, 32, f"code of {name}".encode()) for name in ("sp
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them runs on a CPU."""
-    monkeypatch.setattr(tuning, "tuned_kernels", lambda *_: Kernels((Program(IMAGES[0]),)))
+    monkeypatch.setattr(tuning, "tuned_kernels", lambda *_: Kernels((RecurrentProgram(IMAGES[0]),)))
     monkeypatch.setattr(products, "_programs", lambda *_: IMAGES)
 
 

@@ -18,7 +18,7 @@ from tensorflow.python.ops import rnn as dynamic
 import tfmem
 from custom_ops.image_functions import code_in
 from custom_ops.jit.image import KernelImage
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 from graph_passes.passes.recurrent.match import RECURRENT_OP, Kernels, RecurrentPlan
 from tfmem.kernels import replace_recurrent as recurrent
 
@@ -270,7 +270,7 @@ def test_a_saved_model_keeps_the_kernels_that_it_was_tuned_with(
 ) -> None:
     """Whatever TensorFlow allows where it is served. The CPU does not read them."""
 
-    programs = tuple(Program(KernelImage(90, "main", 32, code)) for code in (b"small \0 code", b"large"))
+    programs = tuple(RecurrentProgram(KernelImage(90, "main", 32, code)) for code in (b"small \0 code", b"large"))
 
     def with_kernels(plan: RecurrentPlan, *_: Any) -> RecurrentPlan:
         launches = [launch.name for match in plan.matches for launch in match.launches]

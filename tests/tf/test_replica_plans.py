@@ -19,7 +19,7 @@ from tests.tf.memory_in_use import in_use
 from tfmem.api import make_engine
 from tfmem.options import Options
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.estimate import Timed
+from tfmem.runtime.estimate import TimedCosts
 from tfmem.steps.lane_trials import LaneTrial, best_of, same, worth_running
 from tfmem.steps.replicas import (
     budgets_on_devices,
@@ -126,7 +126,7 @@ def test_devices_of_unequal_speed_have_their_own_times(engine: Engine) -> None:
     for each in plans:
         names = [each.timeline.steps[at].node for at in each.plan.ordered[1:]]
         assert {found[name] for name in names} == {took[each.device]}
-    costs = Timed(found, estimated(engine))
+    costs = TimedCosts(found, estimated(engine))
     slow, fast = (each.timeline for each in reversed(plan_replicas(step, engine, budgets, costs=costs)))
     assert sum(op.seconds for op in slow.steps) > 2 * sum(op.seconds for op in fast.steps)
 

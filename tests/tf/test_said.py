@@ -21,7 +21,7 @@ from graph_passes.decision import Decision
 from tests.tf.python_server import run_python
 from tfmem.steps import managed_step
 from tfmem.steps.managed_step import ManagedStep
-from tfmem.steps.phases import Event, Machine, Move
+from tfmem.steps.phases import Event, StepMachine, Transition
 from tfmem.steps.states import Placed, Trying
 
 ROOT = Path(__file__).parents[2]
@@ -193,13 +193,13 @@ def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: 
             self._job: Any = SimpleNamespace(
                 engine=SimpleNamespace(settings=SimpleNamespace(options=options)), is_gpu=False
             )
-            self._machine: Any = Machine("step", trial(0))
+            self._machine: Any = StepMachine("step", trial(0))
             self._took = 0.0
 
         def _probed(self, state: Any, *_: Any) -> tuple[bool, Any]:
-            following = Move(Event.NEXT, trial(1))
+            following = Transition(Event.NEXT, trial(1))
             if len(state.search.trials) == 1:
-                following = Move(Event.UNWATCHED, Placed(function=settled, report=report, unchanged=True))
+                following = Transition(Event.UNWATCHED, Placed(function=settled, report=report, unchanged=True))
             self._move(following)
             return False, None
 

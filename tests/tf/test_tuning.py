@@ -12,11 +12,11 @@ import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
 from custom_ops.recurrent import cells
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 from custom_ops.recurrent.spec import RecurrentSpec
 from graph_passes.analysis.cost import device_costs as profiles
 from graph_passes.graph.ir import Code, TensorId
-from graph_passes.passes.recurrent.match import Direction, Kernels, Launch, Match, RecurrentPlan
+from graph_passes.passes.recurrent.match import Direction, Kernels, Match, RecurrentNode, RecurrentPlan
 from graph_passes.refusals import Reason
 from tfmem.devices import Target
 from tfmem.kernels import recurrent as tuning
@@ -26,14 +26,14 @@ GPU = Target("/device:GPU:0", "NVIDIA H200", 1 << 30, profiles.load("h200"))
 OPTIONS = tfmem.Options(recurrent=tfmem.RecurrentOptions(progress=False))
 
 
-def program_of(units: int) -> Program:
-    return Program(KernelImage(90, "main", 32, str(units).encode()))
+def program_of(units: int) -> RecurrentProgram:
+    return RecurrentProgram(KernelImage(90, "main", 32, str(units).encode()))
 
 
 def match(name: str, units: int, dtype: str = "float32", batch: int | None = None) -> Match:
     cell = cells.simple_rnn()
     direction = Direction((TensorId("x"),), (), (), (TensorId("w"),), (TensorId("h"),))
-    launch = Launch(name + "/launch", cell, units, dtype, (direction,), batch=batch)
+    launch = RecurrentNode(name + "/launch", cell, units, dtype, (direction,), batch=batch)
     return Match(name, "While", (launch,), (), (name,))
 
 

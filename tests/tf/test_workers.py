@@ -18,7 +18,7 @@ import pytest
 
 from tfmem.runtime.workers import Board, Workers
 from tfmem.steps import agreed_peaks
-from tfmem.steps.agreement import Record, Verdict, agree, publish, verdict_of
+from tfmem.steps.agreement import Record, WorkersVerdict, agree, publish, verdict_of
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
 SAID = "\nequal\n"  # a worker that ends first makes TensorFlow write of it in the other one
@@ -157,11 +157,11 @@ def test_one_worker_makes_all_run_plain(second: Record | None, words: str) -> No
 
 def test_all_raise_what_one_worker_has_to_change() -> None:
     more = replace(INFEASIBLE, smallest_budget=20)
-    assert verdict_of(dict(zip(TASKS, (FITS, FITS), strict=True)), 5) == Verdict()
+    assert verdict_of(dict(zip(TASKS, (FITS, FITS), strict=True)), 5) == WorkersVerdict()
     for pair in ((INFEASIBLE, FITS), (FITS, INFEASIBLE), (INFEASIBLE, replace(FITS, why="cuDNN"))):
         verdict = verdict_of(dict(zip(TASKS, pair, strict=True)), 5)
-        assert verdict == Verdict(failed=TASKS[pair.index(INFEASIBLE)], error=INFEASIBLE)
-        assert Verdict.read(verdict.text) == verdict
+        assert verdict == WorkersVerdict(failed=TASKS[pair.index(INFEASIBLE)], error=INFEASIBLE)
+        assert WorkersVerdict.read(verdict.text) == verdict
     assert verdict_of(dict(zip(TASKS, (INFEASIBLE, more), strict=True)), 5).error == more
 
 
@@ -183,7 +183,7 @@ def test_workers_plan_again_where_one_was_over_its_budget(
     second: agreed_peaks.Said | None, plain: str, stays: str, again: str
 ) -> None:
     found = agreed_peaks.verdict_of({TASKS[0]: agreed_peaks.Said(), TASKS[1]: second}, 5)
-    assert found == agreed_peaks.Verdict(plain, stays, again)
+    assert found == agreed_peaks.PeaksVerdict(plain, stays, again)
     if second == TIGHT:
         both = agreed_peaks.verdict_of({TASKS[0]: OVER, TASKS[1]: second}, 5)
         assert both == found  # one that has no plan for less changes nothing
@@ -193,15 +193,15 @@ def test_all_workers_watch_their_peaks_or_none() -> None:
     watches = replace(FITS, watches=True)
     for second, expected in ((FITS, False), (watches, True)):
         verdict = verdict_of(dict(zip(TASKS, (watches, second), strict=True)), 5)
-        assert verdict == Verdict(watches=expected)
-        assert Verdict.read(verdict.text) == verdict
+        assert verdict == WorkersVerdict(watches=expected)
+        assert WorkersVerdict.read(verdict.text) == verdict
 
 
 @pytest.mark.parametrize(("late", "plain"), [(0.1, False), (1.0, True)])
 def test_a_late_worker_does_as_the_others(late: float, plain: bool) -> None:
     """Also where it finds all records, and the others gave up before."""
     entries: dict[str, str] = {}
-    found: list[Verdict] = []
+    found: list[WorkersVerdict] = []
 
     def join(task: str, seconds: float) -> None:
         time.sleep(seconds)

@@ -23,7 +23,7 @@ from custom_ops.fusion.region import Assign, Kernel, Read, Region
 from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
 from custom_ops.recurrent.cells import gru, lstm
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 from custom_ops.recurrent.op import recurrent
 from tests.fusion_regions import softmax_step
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
@@ -244,7 +244,7 @@ def test_real_failures_stay_errors(gpu: FakeGpu, warned: Callable[[], list[str]]
     cell, given = lstm(), in_dtype(tensors_of(lstm(), 4, 3, 2), tf.float32)
     fits = replace(OTHER, arch=90, code=b"fails with %d" % code)
     for programs in ((fits, OTHER), (OTHER, fits)):
-        made = [Program(image) for image in programs]
+        made = [RecurrentProgram(image) for image in programs]
         run = tf.function(lambda made=made: recurrent(load().ops, cell, 4, *given, programs=made), autograph=False)
         gpu.fail("cuModuleLoadData", code=code)
         with pytest.raises(getattr(tf.errors, error), match="cuModuleLoadData"):
@@ -258,7 +258,7 @@ def test_real_failures_stay_errors(gpu: FakeGpu, warned: Callable[[], list[str]]
 
 def test_a_wrong_program_stays_an_error(warned: Callable[[], list[str]]) -> None:
     cell, given = lstm(), in_dtype(tensors_of(lstm(), 4, 3, 2), tf.float32)
-    wrong = [Program(OTHER), Program(OTHER, rows=0)]
+    wrong = [RecurrentProgram(OTHER), RecurrentProgram(OTHER, rows=0)]
     run = tf.function(lambda: recurrent(load().ops, cell, 4, *given, programs=wrong))
     with pytest.raises(tf.errors.InvalidArgumentError, match="attr programs"):
         run()
@@ -283,7 +283,7 @@ def test_a_layer_and_its_gradient(dtype: tf.DType) -> None:
     def run() -> Any:
         with tf.GradientTape() as tape:
             tape.watch(given)
-            both = {"reverse": (False, True), "programs": [Program(OTHER)]}
+            both = {"reverse": (False, True), "programs": [RecurrentProgram(OTHER)]}
             outputs, finals = recurrent(load().ops, cell, 4, *given, **both, training=True)
             loss = sum(tf.reduce_sum(tf.cast(each, tf.float32) ** 2) for each in (*outputs, *finals))
         return outputs, finals, tape.gradient(loss, given)

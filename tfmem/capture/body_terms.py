@@ -42,7 +42,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Term:
+class BodyTerm:
     """A tensor of a function's body.
 
     Attributes:
@@ -52,7 +52,7 @@ class Term:
     """
 
     op: str
-    inputs: tuple[Term, ...] = ()
+    inputs: tuple[BodyTerm, ...] = ()
     detail: object = None
 
     @property
@@ -61,7 +61,7 @@ class Term:
         return self.detail if isinstance(self.detail, Number) else None
 
 
-def term(op: str, *inputs: Term, detail: object = None) -> Term:
+def term(op: str, *inputs: BodyTerm, detail: object = None) -> BodyTerm:
     """A term in its normal form."""
     first = inputs[0] if inputs else None
     if op == "Column" and first is not None and first.op == "Flat":
@@ -69,19 +69,19 @@ def term(op: str, *inputs: Term, detail: object = None) -> Term:
     if op == "Count" and first is not None and first.op in ("Column", "Flat"):
         return term("Count", *first.inputs)
     if op == "Vector" and first is not None and first.number is not None:
-        return Term("Full", (), replace(first.number, shape=(1,)))
+        return BodyTerm("Full", (), replace(first.number, shape=(1,)))
     if op in _COMMUTATIVE:
         inputs = tuple(sorted(inputs, key=repr))
-    return Term(op, tuple(inputs), detail)
+    return BodyTerm(op, tuple(inputs), detail)
 
 
-def full(number: bool | int | float, *shape: int) -> Term:
+def full(number: bool | int | float, *shape: int) -> BodyTerm:
     """A tensor that is one number everywhere."""
     kind = {bool: "b", int: "i", float: "f"}[type(number)]
-    return Term("Full", (), Number(kind, shape, number))
+    return BodyTerm("Full", (), Number(kind, shape, number))
 
 
-def returned(function: FunctionDef, arguments: Sequence[Term], library: Library) -> list[Term]:
+def returned(function: FunctionDef, arguments: Sequence[BodyTerm], library: Library) -> list[BodyTerm]:
     """The terms of a function's results, in order.
 
     Args:
@@ -97,12 +97,12 @@ def returned(function: FunctionDef, arguments: Sequence[Term], library: Library)
 
 
 class _Body:
-    def __init__(self, function: FunctionDef, arguments: Sequence[Term], library: Library) -> None:
+    def __init__(self, function: FunctionDef, arguments: Sequence[BodyTerm], library: Library) -> None:
         self._nodes = {node.name: node for node in function.node_def}
         self._known = dict(zip((each.name for each in function.signature.input_arg), arguments, strict=True))
         self._library = library
 
-    def tensor(self, name: str) -> Term:
+    def tensor(self, name: str) -> BodyTerm:
         if name not in self._known:
             op_name, _, output = name.partition(":")
             node = self._nodes[op_name]
@@ -110,7 +110,7 @@ class _Body:
             self._known[name] = self._of(node, inputs, output)
         return self._known[name]
 
-    def _of(self, node: NodeDef, inputs: list[Term], output: str) -> Term:
+    def _of(self, node: NodeDef, inputs: list[BodyTerm], output: str) -> BodyTerm:
         place = int(output.rpartition(":")[2] or 0)
         if node.op in ("If", "StatelessIf"):
             predicate, *rest = inputs
@@ -122,7 +122,7 @@ class _Body:
         return _plain(node, inputs)
 
 
-def _plain(node: NodeDef, inputs: list[Term]) -> Term:
+def _plain(node: NodeDef, inputs: list[BodyTerm]) -> BodyTerm:
     op, attr = node.op, node.attr
     if op == "Identity" or (op == "Cast" and {attr["SrcT"].type, attr["DstT"].type} <= _INDEX_TYPES):
         return inputs[0]
@@ -158,11 +158,11 @@ def _says_more(name: str, value: tf.compat.v1.AttrValue) -> bool:
     )
 
 
-def _constant(node: NodeDef) -> Term:
+def _constant(node: NodeDef) -> BodyTerm:
     value = tf.make_ndarray(node.attr["value"].tensor)
     numbers = value.reshape(-1)
     if value.size and value.dtype.kind in "bif" and value.tobytes() == numbers[:1].tobytes() * value.size:
         number = numbers[0].item()
         if number or not np.signbit(number):
-            return Term("Full", (), Number(value.dtype.kind, value.shape, number))
-    return Term("Const", (), (value.dtype.name, value.shape, value.tobytes()))
+            return BodyTerm("Full", (), Number(value.dtype.kind, value.shape, number))
+    return BodyTerm("Const", (), (value.dtype.name, value.shape, value.tobytes()))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from tfmem.capture.body_terms import Library, Term, full, returned, term
+from tfmem.capture.body_terms import BodyTerm, Library, full, returned, term
 
 CONDITIONS = frozenset({"If", "StatelessIf"})
 
@@ -56,7 +56,7 @@ def division(node: NodeDef, library: Library) -> Division | None:
     """The division that a condition is; None if it is none, or waits for other ops."""
     if node.op not in CONDITIONS or len(node.attr["Tout"].list.type) < 2 or any(n.startswith("^") for n in node.input):
         return None
-    arguments = [Term("Argument", (), place) for place in range(len(node.input) - 1)]
+    arguments = [BodyTerm("Argument", (), place) for place in range(len(node.input) - 1)]
     try:
         bodies = [library[node.attr[name].func.name] for name in ("then_branch", "else_branch")]
         then, other = (returned(body, arguments, library) for body in bodies)
@@ -81,7 +81,7 @@ def division(node: NodeDef, library: Library) -> Division | None:
     )
 
 
-def _parts(other: list[Term]) -> tuple[Term, Term, Term]:
+def _parts(other: list[BodyTerm]) -> tuple[BodyTerm, BodyTerm, BodyTerm]:
     """Values, divisor and ids of the branch without bad rows.
 
     Raises:
@@ -94,7 +94,7 @@ def _parts(other: list[Term]) -> tuple[Term, Term, Term]:
     return values, divisor, ids
 
 
-def _expected(then: list[Term], values: Term, divisor: Term, ids: Term) -> tuple[Term, Term]:
+def _expected(then: list[BodyTerm], values: BodyTerm, divisor: BodyTerm, ids: BodyTerm) -> tuple[BodyTerm, BodyTerm]:
     """Which rows are bad, and how many rows there are, of the branch that Keras writes for them.
 
     Raises:
@@ -112,10 +112,10 @@ def _expected(then: list[Term], values: Term, divisor: Term, ids: Term) -> tuple
     number = _inputs(_inputs(given[1], "Filled")[0], "Vector")[0] if given[1].op == "Filled" else full(_size(given[1]))
     _require(number.op == "Full" or number == term("Count", ids))
 
-    def scattered(places: Term, marked: Term) -> Term:
+    def scattered(places: BodyTerm, marked: BodyTerm) -> BodyTerm:
         return term("ScatterNd", places, marked, term("Vector", count))
 
-    def chosen(zeros: Term) -> Term:
+    def chosen(zeros: BodyTerm) -> BodyTerm:
         either = term("LogicalOr", scattered(term("Column", ids), given[1]), scattered(term("Where", bad), wrong[1]))
         all_rows = term("Flat", term("Where", either))
         positions = term("Range", full(1), term("AddV2", full(1), number), full(1))
@@ -131,7 +131,7 @@ def _expected(then: list[Term], values: Term, divisor: Term, ids: Term) -> tuple
     return bad, count
 
 
-def _zero_rows(quotient: Term, values: Term) -> list[Term]:
+def _zero_rows(quotient: BodyTerm, values: BodyTerm) -> list[BodyTerm]:
     """How a row of zeros may be written: of the shape of the values, or a constant."""
     found, waiting = [term("ZerosLike", term("FirstRow", values))], [quotient]
     while waiting:
@@ -143,12 +143,12 @@ def _zero_rows(quotient: Term, values: Term) -> list[Term]:
     return found
 
 
-def _inputs(found: Term, op: str) -> tuple[Term, ...]:
+def _inputs(found: BodyTerm, op: str) -> tuple[BodyTerm, ...]:
     _require(found.op == op)
     return found.inputs
 
 
-def _number(found: Term) -> int:
+def _number(found: BodyTerm) -> int:
     """The integer that a constant is."""
     known = found.number
     if known is None or known.kind != "i":
@@ -156,7 +156,7 @@ def _number(found: Term) -> int:
     return int(known.number)
 
 
-def _size(found: Term) -> int:
+def _size(found: BodyTerm) -> int:
     """How many numbers a constant of one dimension has; -1 if it is none."""
     return found.number.shape[0] if found.number and len(found.number.shape) == 1 else -1
 

@@ -20,19 +20,19 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId, TensorSpec
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.serde import encode
-from graph_passes.passes.recurrent.match import RECURRENT_OP, Direction, Launch
+from graph_passes.passes.recurrent.match import RECURRENT_OP, Direction, RecurrentNode
 from tfmem.capture.build import set_behind
 
 
 def gradients(
     graph: Graph,
-    nodes: Sequence[NewNode | Launch],
+    nodes: Sequence[NewNode | RecurrentNode],
     ys: Sequence[tuple[TensorId, TensorId]],
     xs: Sequence[TensorId],
     outside: Mapping[TensorId, TensorId],
     names: Names,
     prefix: str,
-) -> tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]]:
+) -> tuple[tuple[NewNode | RecurrentNode, ...], tuple[TensorId | None, ...]]:
     """Differentiate new nodes.
 
     Args:
@@ -67,7 +67,7 @@ def gradients(
         raise GraphError(f"what would take the place of a loop has no gradient: {error}") from error
     found = [tf.convert_to_tensor(tensor) if tensor is not None else None for tensor in found]
     outer = {inner[tensor].name: outside.get(tensor, tensor) for tensor in inner}
-    device = next((node.device for node in nodes if isinstance(node, Launch)), "")
+    device = next((node.device for node in nodes if isinstance(node, RecurrentNode)), "")
     return _read_back(scratch, before, outer, found, names, prefix, device)
 
 
@@ -84,9 +84,9 @@ def _stand_in(graph: Graph, tensor: TensorId, place: int) -> Any:
     return placeholder
 
 
-def _insert(scratch: tf.Graph, name: str, node: NewNode | Launch, inner: dict[TensorId, Any]) -> None:
+def _insert(scratch: tf.Graph, name: str, node: NewNode | RecurrentNode, inner: dict[TensorId, Any]) -> None:
     """Insert `node` under a name that no other uses: beside a node "a/b", TensorFlow does not give the name "a"."""
-    new = node.node() if isinstance(node, Launch) else node
+    new = node.node() if isinstance(node, RecurrentNode) else node
     node_def = node_def_pb2.NodeDef(name=name, op=new.op)
     input_map = {}
     for tensor in new.inputs:
@@ -109,9 +109,9 @@ def _read_back(
     fresh: Names,
     prefix: str,
     device: str,
-) -> tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]]:
+) -> tuple[tuple[NewNode | RecurrentNode, ...], tuple[TensorId | None, ...]]:
     names: dict[str, str] = {}
-    nodes: list[NewNode | Launch] = []
+    nodes: list[NewNode | RecurrentNode] = []
 
     def place(tensor: Any) -> TensorId:
         known = outer.get(tensor.name)
@@ -132,7 +132,7 @@ def _read_back(
     return tuple(nodes), tuple(None if tensor is None else place(tensor) for tensor in found)
 
 
-def _launch(op: Any, name: str, inputs: tuple[TensorId, ...], control: tuple[str, ...], device: str) -> Launch:
+def _launch(op: Any, name: str, inputs: tuple[TensorId, ...], control: tuple[str, ...], device: str) -> RecurrentNode:
     """A recurrent op of the scratch graph as data, so that GPU programs can be made for it."""
     cell, base = (
         from_text(text) if text else None for text in (op.get_attr(a).decode() for a in ("cell", "base_cell"))
@@ -153,7 +153,7 @@ def _launch(op: Any, name: str, inputs: tuple[TensorId, ...], control: tuple[str
     dtype = op.get_attr("T").name
     batch_major = op.get_attr("batch_major")
     batch = op.inputs[0].shape[0 if batch_major else 1] if op.inputs[0].shape.rank else None
-    return Launch(name, cell, op.get_attr("units"), dtype, directions, device, control, base, batch, batch_major)
+    return RecurrentNode(name, cell, op.get_attr("units"), dtype, directions, device, control, base, batch, batch_major)
 
 
 def _ancestors(tensors: Sequence[Any]) -> set[str]:

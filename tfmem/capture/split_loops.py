@@ -16,7 +16,7 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from graph_passes.analysis.memory.pieces import Loop, Split
+from graph_passes.analysis.memory.pieces import PiecewiseLoop, Split
 from tfmem.capture.captured import Captured, free_name
 
 
@@ -65,13 +65,13 @@ class _Writer:
         given = [{there: f"{piece.name}:{here}" for here, there in split.lists} for piece in reversed(first)]
         self._write(split.backward, second, given)
 
-    def _pieces(self, loop: Loop, ends: Sequence[int]) -> list[_Piece]:
+    def _pieces(self, loop: PiecewiseLoop, ends: Sequence[int]) -> list[_Piece]:
         made = [
             _Piece(self._fresh(f"{loop.node}/piece_{number}"), loop.begins + end) for number, end in enumerate(ends)
         ]
         return [*made, _Piece(loop.node, None)]
 
-    def _write(self, loop: Loop, pieces: Sequence[_Piece], given: Sequence[Mapping[int, str | None]]) -> None:
+    def _write(self, loop: PiecewiseLoop, pieces: Sequence[_Piece], given: Sequence[Mapping[int, str | None]]) -> None:
         """
         Args:
             loop: the loop.

@@ -108,22 +108,22 @@ def add_doctor(commands: Any) -> argparse.ArgumentParser:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from tfmem.doctor import Machine, State, examine, worst
+    from tfmem.doctor import FindingState, Surroundings, examine, worst
 
     with shown(True, lambda: "looking at this machine"):
         with suppress(Exception):  # a finding says what is wrong
             start_tensorflow()
-        findings = list(examine(Machine.here()))
+        findings = list(examine(Surroundings.here()))
     if options.json:
         print_json([asdict(each) for each in findings])
     else:
-        marks = {State.WORKS: "ok", State.LACKS: "-", State.BROKEN: "BROKEN"}
+        marks = {FindingState.WORKS: "ok", FindingState.LACKS: "-", FindingState.BROKEN: "BROKEN"}
         print_table(("", "", "found", "what to do"), [(marks[f.state], f.what, f.found, f.cure) for f in findings])
-        broken = sum(each.state is State.BROKEN for each in findings)
-        lacking = sum(each.state is State.LACKS for each in findings)
+        broken = sum(each.state is FindingState.BROKEN for each in findings)
+        lacking = sum(each.state is FindingState.LACKS for each in findings)
         works = "tfmem works here" if not broken else f"{many(broken, 'part')} broken"
         print(f"{works}; {many(lacking, 'part')} missing that tfmem can do without")
-    return 1 if worst(findings) is State.BROKEN else 0
+    return 1 if worst(findings) is FindingState.BROKEN else 0
 
 
 def add_devices(commands: Any) -> argparse.ArgumentParser:

@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class RecordedOperation:
     """What recorded nodes that are alike share: their operation, the width of its value, and bounds of its integers."""
 
     operation: Operation
@@ -79,7 +79,7 @@ def _integer(name: str, given: Any) -> int:
 
 def _measure(
     operation: Operation, variables: tuple[tf.Variable, ...], widths: tuple[int, ...], integers: int
-) -> Measured:
+) -> RecordedOperation:
     """The width and bounds of an op, from a kind that computes nothing else."""
     recorder = Recorder(variables, [None] * integers)
     values = tuple(
@@ -87,7 +87,7 @@ def _measure(
     )
     arguments = tuple(Argument(recorder, number) for number in range(integers))
     place = operation.emit(recorder, tuple(range(len(variables))), values, arguments)
-    return Measured(operation, recorder.builder.width(place), tuple(recorder.bounds))
+    return RecordedOperation(operation, recorder.builder.width(place), tuple(recorder.bounds))
 
 
 def _recorded(*roles: str) -> Callable[[Function], Function]:

@@ -18,7 +18,7 @@ from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import KernelError, TfmemWarning, warn
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, UnusableError, digest
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from graph_passes.analysis.cost.device_costs import l2_bytes
 from tfmem.api import load_ops
 from tfmem.devices import find_target
@@ -132,8 +132,8 @@ class Programs:
             Cache(folder).keep(_key(spec, device), str(program.rows).encode())
 
     @contextlib.contextmanager
-    def _device(self) -> Iterator[Device]:
-        with Device(self._target.ordinal) as device:
+    def _device(self) -> Iterator[DeviceContext]:
+        with DeviceContext(self._target.ordinal) as device:
             if device.arch < OLDEST:
                 raise KernelError(
                     f"{device.name} has compute capability {device.arch / 10}; kernels of dynamic nets need "
@@ -142,7 +142,7 @@ class Programs:
             yield device
 
 
-def _key(spec: Spec, device: Device) -> str:
+def _key(spec: Spec, device: DeviceContext) -> str:
     """The cache key of the number of rows that is the fastest."""
     return digest("rows of a warp 1", spec.text, device.name, nvrtc.compiler_version(), *nvrtc.header_texts())
 

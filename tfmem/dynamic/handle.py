@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from custom_ops.dynamic.codegen.gpu_program import DynamicProgram
-from custom_ops.dynamic.codegen.on_chip import Plan
+from custom_ops.dynamic.codegen.on_chip import ChipPlan
 from custom_ops.dynamic.op import forward, forward_backward, step
 from custom_ops.dynamic.spec import Spec
 from custom_ops.errors import DynamicError, warn
@@ -123,7 +123,7 @@ class Handle(tf.Module):
         return self._training
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> ChipPlan | None:
         """The plan of what the GPU kernel keeps on chip; None on a CPU."""
         program = self._programs.of(self._training)
         return None if program is None else program.plan

@@ -15,7 +15,7 @@ from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.rewrite import Rewrite, applied, apply_rewrites
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.passes.recurrent.plan import Needs
-from graph_passes.pipeline import RECURRENT, Outcome, Phase, run_passes
+from graph_passes.pipeline import RECURRENT, PassOutcome, PassPhase, run_passes
 from graph_passes.report import Report
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import require_feeds, unique
@@ -178,7 +178,7 @@ def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> Recurren
     except Exception as error:
         if not is_fault(error, reading=True):
             raise
-        return recurrent_plan({RECURRENT.name: Outcome(failed=error)})
+        return recurrent_plan({RECURRENT.name: PassOutcome(failed=error)})
     needs = Needs(
         gradients,
         step_gradient_fault,
@@ -186,7 +186,7 @@ def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> Recurren
         in_place=True,
         traced=graph.building_function,
     )
-    done = run_passes(Phase.BEFORE_GRAPPLER, engine.settings.passes, source, {RECURRENT.name: lambda _: needs})
+    done = run_passes(PassPhase.BEFORE_GRAPPLER, engine.settings.passes, source, {RECURRENT.name: lambda _: needs})
     return recurrent_plan(done) if done else RecurrentPlan()
 
 

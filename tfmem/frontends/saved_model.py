@@ -21,7 +21,7 @@ from tfmem.capture.original_gradient import can_run_again, differentiable
 Replace = Callable[[ConcreteFunction], ConcreteFunction]
 
 
-class Rewrite(Protocol):
+class FunctionRewriter(Protocol):
     """Gives the replacement of a function that users call `name`, or the function itself."""
 
     def __call__(self, concrete: ConcreteFunction, /, *, name: str) -> ConcreteFunction: ...
@@ -30,7 +30,7 @@ class Rewrite(Protocol):
 def optimize_saved_model(
     path: str | os.PathLike[str],
     output_path: str | os.PathLike[str],
-    rewrite: Rewrite,
+    rewrite: FunctionRewriter,
     before_saving: Callable[[], None] = lambda: None,
 ) -> str:
     """Load a SavedModel, rewrite its signatures and the functions of its root object, and save it.

@@ -10,7 +10,7 @@ from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.compilers import Compilers
 from custom_ops.machine import Machine
-from custom_ops.recurrent.gpu_program import ANY_BATCH, Program, build, build_ptx
+from custom_ops.recurrent.gpu_program import ANY_BATCH, RecurrentProgram, build, build_ptx
 from custom_ops.recurrent.search.ranking import candidates
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from graph_passes.analysis.cost.device_costs import machine
@@ -21,7 +21,7 @@ TIME_STEPS = 100
 
 def exported_programs(
     spec: RecurrentSpec, folder: Path, batches: Sequence[int], architectures: Sequence[int]
-) -> tuple[Program, ...]:
+) -> tuple[RecurrentProgram, ...]:
     """A program for each batch size and compute capability, then PTX of the oldest for all later ones.
 
     The op takes the first program that loads and is for its batch. What is for another GPU does not load.
@@ -36,7 +36,7 @@ def exported_programs(
         KernelError: no kernel fits one of them, or there is no compiler.
     """
     cache, compiled = Cache(folder), Compilers()
-    found: list[Program] = []
+    found: list[RecurrentProgram] = []
     sizes = sorted(set(batches))
     limits = [*sizes[:-1], ANY_BATCH]
     for arch in architectures:

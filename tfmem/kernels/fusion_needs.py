@@ -16,7 +16,7 @@ from graph_passes.analysis.device_support import CUDA
 from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph
-from graph_passes.pass_infra import NeedsOf, Outcome
+from graph_passes.pass_infra import NeedsOf, PassOutcome
 from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU
 from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
 from graph_passes.passes.merge import plan as merge
@@ -25,7 +25,7 @@ from graph_passes.pipeline import FUSE, MERGE, PREPARE
 from tfmem.capture.captured import op_name
 from tfmem.devices import Target
 from tfmem.kernels.fusion_programs import absent_gpu_programs, gpu_programs, is_timed
-from tfmem.kernels.fusion_times import Measured
+from tfmem.kernels.fusion_times import PatternTimer
 from tfmem.kernels.fusion_tuning import FusionKernels
 from tfmem.options import Options
 
@@ -100,7 +100,7 @@ def fusion_needs(
         return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     compilers = kernels.compilers if kernels else Compilers()
-    times = Measured(target, options, tf32, compilers, quiet) if is_timed(options) else None
+    times = PatternTimer(target, options, tf32, compilers, quiet) if is_timed(options) else None
     programs = kernels.programs if kernels else gpu_programs(target, options, compilers, quiet)
     return Needs(
         gpu_device(target),
@@ -131,12 +131,12 @@ def sinks(graph: Graph) -> list[str]:
     return [node.name for node in graph if not any(graph.successors(node))]
 
 
-def stitching(done: Mapping[str, Outcome[Any]]) -> FusionPlan:
+def stitching(done: Mapping[str, PassOutcome[Any]]) -> FusionPlan:
     """What the fusion pass did; nothing where it did not run. Faults in what comes before it are in it, too."""
-    outcome: Outcome[FusionPlan] | None = done.get(FUSE.name)
+    outcome: PassOutcome[FusionPlan] | None = done.get(FUSE.name)
     if outcome is None:
         return FusionPlan()
-    before: list[Outcome[Any]] = [done.get(name, Outcome()) for name in (PREPARE.name, MERGE.name)]
+    before: list[PassOutcome[Any]] = [done.get(name, PassOutcome()) for name in (PREPARE.name, MERGE.name)]
     errors = [error for each in before for error in (*each.errors.values(), each.failed) if error is not None]
     unprepared = tuple(fault("what comes before regions", (), error) for error in errors)
     if outcome.plan is None:

@@ -12,7 +12,7 @@ from custom_ops.fusion.search.ranking import Ranking
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.compilers import Compilers
-from custom_ops.jit.device import Device, Quiet
+from custom_ops.jit.device import DeviceContext, Quiet
 from custom_ops.jit.nvrtc import CompileSource
 from graph_passes.passes.fuse.options import Tune
 from tfmem.devices import Target, is_deterministic
@@ -64,7 +64,7 @@ def gpu_programs(
             return ()
         tune = options.fusion.tune
         with (
-            Device(target.ordinal, compile_source=compile_source, quiet=quiet) as device,
+            DeviceContext(target.ordinal, compile_source=compile_source, quiet=quiet) as device,
             kernel_folder(options.cache_directory) as folder,
         ):
             if device.arch < OLDEST:

@@ -17,7 +17,7 @@ from custom_ops.fusion.search.bench import point
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.cublas import SIZES, CublasLt, MatrixProduct
-from custom_ops.jit.device import Device, Quiet
+from custom_ops.jit.device import DeviceContext, Quiet
 from custom_ops.jit.launch import Enqueue
 from custom_ops.jit.nvrtc import CompileSource, compile_source
 from custom_ops.timing.remembered import Remembered
@@ -37,7 +37,7 @@ FORMAT = "product times 1"
 
 
 @dataclass(frozen=True)
-class Measured:
+class PatternTimer:
     """What times patterns and products on a device.
 
     Attributes:
@@ -73,10 +73,10 @@ class Measured:
             return None
 
     @contextmanager
-    def device(self) -> Iterator[tuple[Device, Cache]]:
+    def device(self) -> Iterator[tuple[DeviceContext, Cache]]:
         """The device, and where times are kept."""
         with (
-            Device(self.target.ordinal, compile_source=self.compile_source, quiet=self.quiet) as device,
+            DeviceContext(self.target.ordinal, compile_source=self.compile_source, quiet=self.quiet) as device,
             kernel_folder(self.options.cache_directory) as folder,
         ):
             yield device, Cache(folder)
@@ -84,7 +84,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Times:
-    measured: Measured
+    measured: PatternTimer
     graph: Graph
     shapes: GraphShapes
     keep: Collection[str]
@@ -159,7 +159,7 @@ class _Times:
         )
 
 
-def _timed(device: Device, forms: Sequence[MatrixProduct]) -> float:
+def _timed(device: DeviceContext, forms: Sequence[MatrixProduct]) -> float:
     """Seconds of the fastest algorithms."""
     with ExitStack() as opened:
         calls, seconds = [], 0.0
@@ -187,7 +187,7 @@ def _timed(device: Device, forms: Sequence[MatrixProduct]) -> float:
         return device.time(lambda: enqueue(calls)) / 1e3
 
 
-def _one(device: Device, call: Enqueue) -> float:
+def _one(device: DeviceContext, call: Enqueue) -> float:
     return device.time(lambda: call(device.stream)) / 1e3
 
 

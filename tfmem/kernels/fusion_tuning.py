@@ -26,7 +26,7 @@ from custom_ops.fusion.region import Kernel, Region, Shape
 from custom_ops.fusion.search.ranking import Ranking
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.compilers import Compilers
-from custom_ops.jit.device import Device, Quiet
+from custom_ops.jit.device import DeviceContext, Quiet
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Code
 from graph_passes.graph.ops import FUSION_OP
@@ -90,7 +90,7 @@ class FusionKernels:
         regions = {region.text: region.lowered.region for region in plan.regions if region.programs}
         top = TIMED[self.options.fusion.tune]
         with (
-            Device(self.target.ordinal, compile_source=self.compilers, quiet=self.quiet) as device,
+            DeviceContext(self.target.ordinal, compile_source=self.compilers, quiet=self.quiet) as device,
             kernel_folder(self.options.cache_directory) as folder,
         ):
             cache, saved, count = Cache(folder), 0.0, 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.image import KernelImage
 from custom_ops.matmul import kernels as matmul
 from graph_passes.analysis.cost.device_costs import product_sizes
@@ -14,7 +14,7 @@ from graph_passes.graph.rewrite import NewNode
 from graph_passes.passes.products.plan import Needs, ProductPlan
 from graph_passes.passes.recurrent.faults import fault
 from graph_passes.passes.recurrent.match import RecurrentPlan
-from graph_passes.pipeline import Outcome
+from graph_passes.pipeline import PassOutcome
 from tfmem.devices import Target
 from tfmem.kernels.recurrent import kernel_folder
 from tfmem.options import Options
@@ -31,7 +31,7 @@ def product_needs(plan: RecurrentPlan, target: Target, options: Options) -> Need
     return Needs(ours, product_sizes(target.profile.name), lambda: _programs(options, target.ordinal))
 
 
-def with_products(plan: RecurrentPlan, done: Outcome[ProductPlan] | None) -> RecurrentPlan:
+def with_products(plan: RecurrentPlan, done: PassOutcome[ProductPlan] | None) -> RecurrentPlan:
     """`plan` with notes on its matmuls."""
     if done is None:
         return plan
@@ -47,7 +47,7 @@ def _programs(options: Options, ordinal: int) -> list[KernelImage]:
     Raises:
         KernelError: the GPU is too old, or the compiler is missing.
     """
-    with Device(ordinal) as device, kernel_folder(options.cache_directory) as folder:
+    with DeviceContext(ordinal) as device, kernel_folder(options.cache_directory) as folder:
         if device.arch < matmul.OLDEST:
             raise KernelError(
                 f"{device.name} has compute capability {device.arch / 10}; these products need {matmul.OLDEST / 10}"

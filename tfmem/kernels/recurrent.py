@@ -12,7 +12,7 @@ from pathlib import Path
 from custom_ops.background import go_on
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.recurrent.search import microbenchmark
 from custom_ops.recurrent.search.bench import DeviceBench
 from custom_ops.recurrent.search.ranking import candidates, predict
@@ -51,7 +51,7 @@ def tuned_kernels(
         KernelError: there is no GPU or one too old, no compiler, or no kernel that runs.
     """
     cache = Cache(folder)
-    with Device(ordinal) as device:
+    with DeviceContext(ordinal) as device:
         if device.arch < OLDEST:
             raise KernelError(
                 f"{device.name} (compute capability {device.arch / 10}) is too old: recurrent kernels need compute "

@@ -16,7 +16,7 @@ from graph_passes.passes.recurrent import plan
 from graph_passes.passes.recurrent.faults import attempt, fault, without
 from graph_passes.passes.recurrent.find.repeated import FORMS, LEAST, MODES, PRODUCTS
 from graph_passes.passes.recurrent.match import RecurrentPlan, Unmatched
-from graph_passes.pipeline import RECURRENT, Outcome, Phase, run_passes
+from graph_passes.pipeline import RECURRENT, PassOutcome, PassPhase, run_passes
 from graph_passes.report import REPLACED, Report
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured, every_node
@@ -62,7 +62,7 @@ def replace_recurrent(
         return captured, RecurrentPlan()
     source = CapturedSource(captured, feed_shapes, asked)
 
-    def recurrences(_: Mapping[str, Outcome[Any]]) -> plan.Needs:
+    def recurrences(_: Mapping[str, PassOutcome[Any]]) -> plan.Needs:
         return plan.Needs(
             gradients,
             step_gradient_fault,
@@ -73,11 +73,11 @@ def replace_recurrent(
             slow=None if target.is_gpu else slower_on_cpu,
         )
 
-    def products(done: Mapping[str, Outcome[Any]]) -> matmul.Needs | None:
+    def products(done: Mapping[str, PassOutcome[Any]]) -> matmul.Needs | None:
         return product_needs(recurrent_plan(done), target, options) if final else None
 
     needs = {RECURRENT.name: recurrences, pipeline.PRODUCTS.name: products}
-    done = run_passes(Phase.BEFORE_GRAPPLER, (RECURRENT.option,), source, needs)
+    done = run_passes(PassPhase.BEFORE_GRAPPLER, (RECURRENT.option,), source, needs)
     if done[RECURRENT.name].failed:
         shaped_graph(captured, feed_shapes)  # raises the GraphError of a graph that was none before
     found = _with_lines(captured, recurrent_plan(done))
@@ -91,9 +91,9 @@ def _with_lines(captured: Captured, plan: RecurrentPlan) -> RecurrentPlan:
     return replace(plan, unmatched=unmatched)
 
 
-def recurrent_plan(done: Mapping[str, Outcome[Any]]) -> RecurrentPlan:
+def recurrent_plan(done: Mapping[str, PassOutcome[Any]]) -> RecurrentPlan:
     """What the recurrent pass did."""
-    found: Outcome[RecurrentPlan] = done[RECURRENT.name]
+    found: PassOutcome[RecurrentPlan] = done[RECURRENT.name]
     if found.plan is None:
         failed = found.failed or AssertionError("a pass that made no plan failed")
         return RecurrentPlan(unmatched=(fault("every recurrence", "all of the graph", failed),))

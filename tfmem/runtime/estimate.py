@@ -35,7 +35,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedCosts:
     """Run times that were measured, by op; the rest by estimate. A `CostModel`.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Self
 
 from graph_passes.analysis.memory.timeline import COUNTED
 from graph_passes.decision import Decision
-from graph_passes.pipeline import Phase, runs
+from graph_passes.pipeline import PassPhase, runs
 from graph_passes.plan_file import Plan
 from graph_passes.report import Report
 from tfmem.budgets import DeviceBudgets, budget_of
@@ -119,7 +119,7 @@ class Settings:
     @property
     def replaces(self) -> bool:
         """Whether recurrent layers are to be replaced."""
-        return runs(Phase.BEFORE_GRAPPLER, self.passes)
+        return runs(PassPhase.BEFORE_GRAPPLER, self.passes)
 
     @property
     def splits_if_faster(self) -> bool:
@@ -134,7 +134,7 @@ class Settings:
     @property
     def stitches(self) -> bool:
         """Whether regions of ops are to be stitched."""
-        return runs(Phase.AFTER_GRAPPLER, self.passes)
+        return runs(PassPhase.AFTER_GRAPPLER, self.passes)
 
     @property
     def tries_loops(self) -> bool:

@@ -14,7 +14,7 @@ from graph_passes.decision import Fusion, FusionWhy
 from graph_passes.graph.graph_source import Source
 from graph_passes.passes.fuse.partition.regions import CALLS
 from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
-from graph_passes.pipeline import Phase, run_passes
+from graph_passes.pipeline import PassPhase, run_passes
 from graph_passes.report import STITCHED, Report
 from tfmem.capture.branches import with_selects
 from tfmem.capture.captured import Captured, every_node
@@ -153,7 +153,7 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, FusionPlan
 
 
 def _stitched(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
-    return stitching(run_passes(Phase.AFTER_GRAPPLER, engine.settings.passes, source, after_grappler(needs)))
+    return stitching(run_passes(PassPhase.AFTER_GRAPPLER, engine.settings.passes, source, after_grappler(needs)))
 
 
 def with_regions(report: Report, done: FusionPlan, why: str) -> Report:

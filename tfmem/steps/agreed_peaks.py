@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, field, replace
 from tfmem.runtime.workers import Board
 from tfmem.steps.agreement import exchange, unmoved
 from tfmem.steps.job import Job
-from tfmem.steps.phases import Event, Move
+from tfmem.steps.phases import Event, Transition
 from tfmem.steps.replicas import measured_replicas, replanned
 from tfmem.steps.settling import left
-from tfmem.steps.states import State, WatchingTogether
+from tfmem.steps.states import StepState, WatchingTogether
 from tfmem.steps.trials import CPU_RETRIES
 
 CALLS = 4  # that are watched; the first has cuDNN's trying of algorithms in it, and does not count
@@ -42,7 +42,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PeaksVerdict:
     """What all workers do.
 
     Attributes:
@@ -61,7 +61,7 @@ def begins(state: WatchingTogether) -> WatchingTogether:
     return replace(state, calls=state.calls + 1)
 
 
-def ran(job: Job, state: WatchingTogether, peaks: tuple[int, ...] | None) -> Move[State]:
+def ran(job: Job, state: WatchingTogether, peaks: tuple[int, ...] | None) -> Transition[StepState]:
     """What follows a call that ended well.
 
     Args:
@@ -72,10 +72,10 @@ def ran(job: Job, state: WatchingTogether, peaks: tuple[int, ...] | None) -> Mov
     if peaks is not None and state.calls > 1:
         state = replace(state, peaks=(*state.peaks, peaks))
         state = replace(state, report=measured_replicas(state.report, state.peaks, last=False))
-    return job.told(Move(Event.RAN, state))
+    return job.told(Transition(Event.RAN, state))
 
 
-def agreed(job: Job, board: Board | None, state: WatchingTogether) -> Move[State]:
+def agreed(job: Job, board: Board | None, state: WatchingTogether) -> Transition[StepState]:
     """What follows `CALLS` calls, on all workers.
 
     Args:
@@ -88,7 +88,7 @@ def agreed(job: Job, board: Board | None, state: WatchingTogether) -> Move[State
         ReplicasError: the coordination service has failed.
     """
     if board is None:
-        return job.told(_following(job, state, None, Verdict(stays="there is no coordination service any more")))
+        return job.told(_following(job, state, None, PeaksVerdict(stays="there is no coordination service any more")))
     workers = job.engine.workers
     said, following = _said(job, state)
 
@@ -97,11 +97,11 @@ def agreed(job: Job, board: Board | None, state: WatchingTogether) -> Move[State
         return json.dumps(asdict(verdict_of(found, workers.patience)))
 
     name = f"{job.trace.concrete.graph.name}/{_PEAKS}"
-    verdict = Verdict(**json.loads(exchange(board, workers, name, json.dumps(asdict(said)), judge)))
+    verdict = PeaksVerdict(**json.loads(exchange(board, workers, name, json.dumps(asdict(said)), judge)))
     return job.told(_following(job, state, following, verdict))
 
 
-def verdict_of(said: Mapping[str, Said | None], patience: float) -> Verdict:
+def verdict_of(said: Mapping[str, Said | None], patience: float) -> PeaksVerdict:
     """What all workers do.
 
     Args:
@@ -111,17 +111,17 @@ def verdict_of(said: Mapping[str, Said | None], patience: float) -> Verdict:
     known = {task: found for task, found in said.items() if found is not None}
     for task, found in known.items():
         if found.why:
-            return Verdict(plain=f"{task} cannot plan again ({found.why})")
+            return PeaksVerdict(plain=f"{task} cannot plan again ({found.why})")
     for task in said:
         if task not in known:
-            return Verdict(stays=f"{task} said nothing of its peaks within {patience:g} seconds")
+            return PeaksVerdict(stays=f"{task} said nothing of its peaks within {patience:g} seconds")
     again = [
         f"{size:,} bytes on {device} of {task}"
         for task, found in known.items()
         if found.again
         for device, size in found.over.items()
     ]
-    return Verdict(again=" and ".join(again))
+    return PeaksVerdict(again=" and ".join(again))
 
 
 def _said(job: Job, state: WatchingTogether) -> tuple[Said, WatchingTogether | None]:
@@ -141,7 +141,9 @@ def _said(job: Job, state: WatchingTogether) -> tuple[Said, WatchingTogether | N
     return Said(over, again=True), replace(state, function=function, report=report, plans=plans)
 
 
-def _following(job: Job, state: WatchingTogether, tighter: WatchingTogether | None, verdict: Verdict) -> Move[State]:
+def _following(
+    job: Job, state: WatchingTogether, tighter: WatchingTogether | None, verdict: PeaksVerdict
+) -> Transition[StepState]:
     """What the workers agreed on.
 
     Args:
@@ -158,7 +160,7 @@ def _following(job: Job, state: WatchingTogether, tighter: WatchingTogether | No
         notes = (*state.notes, note)
         report = replace(state.report, notes=tuple(dict.fromkeys((*state.report.notes, *notes))))
         state = replace(state, report=report, notes=notes, replans=state.replans + 1, calls=0, peaks=())
-        return Move(Event.OVER, state)
+        return Transition(Event.OVER, state)
     report = measured_replicas(state.report, state.peaks, last=True) if state.peaks else state.report
     unmeasured = () if state.peaks else ("not measured: another step was measured meanwhile",)
     stays = (f"planned once: {verdict.stays}",) if verdict.stays else ()
@@ -166,7 +168,7 @@ def _following(job: Job, state: WatchingTogether, tighter: WatchingTogether | No
     return left(job, replace(state, report=report), Event.WITHIN)
 
 
-def _plain(job: Job, state: WatchingTogether, why: str) -> Move[State]:
+def _plain(job: Job, state: WatchingTogether, why: str) -> Transition[StepState]:
     """The step as TensorFlow has it, which goes on with the random numbers of what ran."""
     job.engine.notices.warn("workers", f"{job.trace.name} runs unchanged on all workers", why)
     report = unmoved(state.report, job.budget)

@@ -27,9 +27,9 @@ from graph_passes.report import Report
 from tfmem.capture.set_shapes import traced_graphs
 from tfmem.runtime.workers import Board, Workers
 from tfmem.steps.job import Job
-from tfmem.steps.phases import Move
+from tfmem.steps.phases import Transition
 from tfmem.steps.settling import left
-from tfmem.steps.states import State, WatchingTogether
+from tfmem.steps.states import StepState, WatchingTogether
 
 _ERRORS = {kind.__name__: kind for kind in (HostMemoryError, SpillDirectoryError)}
 _GROUP_SIZE = 1  # the input of a collective that tells how many devices its group has
@@ -76,7 +76,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WorkersVerdict:
     """What all workers do.
 
     Attributes:
@@ -97,14 +97,14 @@ class Verdict:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def read(text: str) -> Verdict:
+    def read(text: str) -> WorkersVerdict:
         """The verdict that `text` is of."""
         found = json.loads(text)
         error = Record(**found["error"]) if found["error"] else None
-        return Verdict(found["plain"], found["failed"], error, found.get("watches", False))
+        return WorkersVerdict(found["plain"], found["failed"], error, found.get("watches", False))
 
 
-def agreed(job: Job, board: Board, plan: Callable[[Job], Move[State]]) -> Move[State]:
+def agreed(job: Job, board: Board, plan: Callable[[Job], Transition[StepState]]) -> Transition[StepState]:
     """The move that `plan` makes, if the workers agree that each runs its plan; else the unmodified step.
 
     Args:
@@ -149,7 +149,7 @@ def tell_others(job: Job, report: Report, error: tf.errors.OpError) -> None:
         board.report(error)
 
 
-def agree(board: Board, workers: Workers, name: str, record: Record) -> Verdict:
+def agree(board: Board, workers: Workers, name: str, record: Record) -> WorkersVerdict:
     """Publish this worker's record of a step; the verdict of whichever worker had all records first.
 
     Args:
@@ -166,7 +166,7 @@ def agree(board: Board, workers: Workers, name: str, record: Record) -> Verdict:
         records = {task: None if text is None else Record.read(text) for task, text in texts.items()}
         return verdict_of(records, workers.patience).text
 
-    return Verdict.read(exchange(board, workers, name, record.text, judge))
+    return WorkersVerdict.read(exchange(board, workers, name, record.text, judge))
 
 
 def exchange(
@@ -205,34 +205,38 @@ def publish(board: Board, workers: Workers, name: str, text: str) -> str:
     raise AssertionError("turns do not end")
 
 
-def verdict_of(records: Mapping[str, Record | None], patience: float) -> Verdict:
+def verdict_of(records: Mapping[str, Record | None], patience: float) -> WorkersVerdict:
     """What all workers do. Reasons to run unchanged come first: a worker that does not know of them cannot raise."""
     known = {task: record for task, record in records.items() if record is not None}
     first, common = next(iter(known.items()))
     for task, record in records.items():
         if record is None:
-            return Verdict(
+            return WorkersVerdict(
                 f"{task} published nothing on the step within {patience:g} seconds; optimise it on every worker, "
                 "and begin training at about the same time"
             )
         if record.version != common.version:
-            return Verdict(f"{task} has {record.version}, and {first} has {common.version}; install the same on all")
+            return WorkersVerdict(
+                f"{task} has {record.version}, and {first} has {common.version}; install the same on all"
+            )
         if record.collectives != common.collectives:
-            return Verdict(
+            return WorkersVerdict(
                 f"the step of {task} has other collectives than that of {first}; build the same model, with the same "
                 "strategy, on all workers"
             )
     for task, record in known.items():
         if record.budget is None:
-            return Verdict(f"{task} has no budget; pass memory_budget to tfmem.optimize on every worker")
+            return WorkersVerdict(f"{task} has no budget; pass memory_budget to tfmem.optimize on every worker")
     wrong = {task: record for task, record in known.items() if record.error}
     if wrong:
         task = max(wrong, key=lambda name: (wrong[name].error == "InfeasibleBudgetError", wrong[name].smallest_budget))
-        return Verdict(failed=task, error=wrong[task])
+        return WorkersVerdict(failed=task, error=wrong[task])
     for task, record in known.items():
         if record.why:
-            return Verdict(f"{task} cannot plan the step ({record.why}); give it more memory, or a smaller batch")
-    return Verdict(watches=all(record.watches for record in known.values()))
+            return WorkersVerdict(
+                f"{task} cannot plan the step ({record.why}); give it more memory, or a smaller batch"
+            )
+    return WorkersVerdict(watches=all(record.watches for record in known.values()))
 
 
 def meets_others(graph: tf.Graph) -> bool:

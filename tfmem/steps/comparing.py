@@ -45,8 +45,8 @@ from tfmem.steps.composed import chosen, composed
 from tfmem.steps.fused_replicas import against_fusion
 from tfmem.steps.fuser import Fuser, shared
 from tfmem.steps.job import Job
-from tfmem.steps.phases import Event, Move
-from tfmem.steps.states import Comparing, Composing, Failed, Fusing, Placed, Settled, State, Tuning
+from tfmem.steps.phases import Event, Transition
+from tfmem.steps.states import Comparing, Composing, Failed, Fusing, Placed, Settled, StepState, Tuning
 from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Copies, NotCopiedError
 from tfmem.steps.variants import Found, Variants
@@ -63,7 +63,7 @@ _OTHER_DRAWS = (
 )
 
 
-def fuse(job: Job, state: Placed) -> Move[State]:
+def fuse(job: Job, state: Placed) -> Transition[StepState]:
     """What follows once memory is settled: regions are planned, now or by a thread, or not at all."""
     engine, trace = job.engine, job.trace
     if why := declined(engine.settings.stitches, state.unchanged):
@@ -72,13 +72,13 @@ def fuse(job: Job, state: Placed) -> Move[State]:
         engine = engine.under(engine.settings.of_loops())
     if not engine.settings.stitches:
         if state.report.decision is Decision.FAILED:
-            return Move(Event.FAULT, Failed(**shared(state)))
-        return Move(Event.STAYS, Settled(**shared(state)))
+            return Transition(Event.FAULT, Failed(**shared(state)))
+        return Transition(Event.STAYS, Settled(**shared(state)))
     options = engine.settings.options
     timed = options.observe and options.fusion.tune != "off"
     if not state.unchanged and (trace.shared or trace.of_replicas):
         report = unstitched(state.report, engine, FusionWhy.PLANNED)
-        return Move(Event.STAYS, Settled(**shared(replace(state, report=report))))
+        return Transition(Event.STAYS, Settled(**shared(replace(state, report=report))))
     if not state.unchanged:
         fuser = Fuser(engine, trace, with_xla=False)
         plan = partial(composed, fuser, job.limit, engine.memory.in_use)
@@ -121,12 +121,12 @@ def _tries_loops(engine: Engine, trace: Trace, state: Placed) -> bool:
         return False
 
 
-def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in_thread: bool) -> Move[State]:
+def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in_thread: bool) -> Transition[StepState]:
     """What follows once `plan` has found the regions of the step: a thread's work, or done now."""
     if in_thread:
         report = with_fusion(state.report, FusionWhy.UNDECIDED)
         work: Work[Found] = Work(partial(plan, report), "tfmem fusion")
-        return Move(Event.THREAD, Fusing(**shared(replace(state, report=report)), fuser=fuser, work=work))
+        return Transition(Event.THREAD, Fusing(**shared(replace(state, report=report)), fuser=fuser, work=work))
     try:
         found = plan(state.report)
     except Exception as error:  # after any error, the step runs without regions
@@ -134,7 +134,7 @@ def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in
     return decide(fuser, state, found)
 
 
-def _of_replicas(fuser: Fuser, state: State, timed: bool) -> Move[State]:
+def _of_replicas(fuser: Fuser, state: StepState, timed: bool) -> Transition[StepState]:
     """A step of several replicas is stitched on all of them, or on none, where the user asked for fusion.
 
     Its calls run both versions in turn, since copies of its variables have no collectives.
@@ -171,10 +171,10 @@ def _of_replicas(fuser: Fuser, state: State, timed: bool) -> Move[State]:
         return fuser.stitched(state, found.variants, FusionWhy.REPLICAS)
     if board is None and (times := fuser.known.find(found.variants.key)) is not None:
         return fuser.chosen(state, found.variants, times, "; known from the cache", Event.STAYS)
-    return Move(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=found.variants, turns=Turns()))
+    return Transition(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=found.variants, turns=Turns()))
 
 
-def planned(state: Fusing) -> Move[State]:
+def planned(state: Fusing) -> Transition[StepState]:
     """What follows once the thread has planned."""
     found = state.work.take()
     if found is None:
@@ -183,12 +183,12 @@ def planned(state: Fusing) -> Move[State]:
     return decide(state.fuser, state, found)
 
 
-def decide(fuser: Fuser, state: State, found: Found) -> Move[State]:
+def decide(fuser: Fuser, state: StepState, found: Found) -> Transition[StepState]:
     """What can be decided before there are arguments."""
     variants, options = found.variants, fuser.engine.settings.options
     state = replace(state, report=found.report)
     if found.composed:
-        return Move(Event.COMPOSED, Composing(**shared(state), fuser=fuser, compositions=found.composed))
+        return Transition(Event.COMPOSED, Composing(**shared(state), fuser=fuser, compositions=found.composed))
     if variants is None:
         if found.why is FusionWhy.NO_ROOM:
             state = replace(state, report=unstitched(state.report, fuser.engine, FusionWhy.NO_ROOM))
@@ -205,10 +205,10 @@ def decide(fuser: Fuser, state: State, found: Found) -> Move[State]:
     if not options.observe:
         return fuser.stitched(state, variants, FusionWhy.BY_MODEL)
     turns = Turns() if variants.noticed else None
-    return Move(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=turns))
+    return Transition(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=turns))
 
 
-def tuned(state: Tuning) -> Move[State]:
+def tuned(state: Tuning) -> Transition[StepState]:
     """What follows once the thread has tuned: a comparison, if other kernels save enough."""
     variants, fuser = state.work.take(), state.fuser
     if variants is None:
@@ -216,12 +216,12 @@ def tuned(state: Tuning) -> Move[State]:
         if (error := state.work.error) is not None:
             note = f"kernels were not tuned: {type(error).__name__}: {error}"
             stays = replace(stays, report=replace(stays.report, notes=(*stays.report.notes, note)))
-        return then_xla(fuser, Move(Event.STAYS, stays))
+        return then_xla(fuser, Transition(Event.STAYS, stays))
     turns = Turns() if variants.noticed else None
-    return Move(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=turns))
+    return Transition(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=turns))
 
 
-def compare(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Move[State]:
+def compare(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Transition[StepState]:
     """What follows a slice of timing on copies of the step's variables and this call's arguments."""
     before = state.variants.before
     try:
@@ -229,9 +229,11 @@ def compare(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     except Exception as error:
         if state.variants.xla:
             return xla_runner.untimed(state, error)
-        return _untimed(state, error) if before is None else then_xla(state.fuser, Move(Event.CLEAR, before.stays))
+        return (
+            _untimed(state, error) if before is None else then_xla(state.fuser, Transition(Event.CLEAR, before.stays))
+        )
     if times is None:
-        return Move(Event.UNCLEAR, state)
+        return Transition(Event.UNCLEAR, state)
     if state.variants.xla:
         return xla_runner.decided(state, times)
     fuser, variants = state.fuser, state.variants
@@ -281,19 +283,19 @@ def _warmed(fuser: Fuser, variants: Variants, arguments: Sequence[tf.Tensor]) ->
     return copies
 
 
-def _untimed(state: Comparing, error: Exception) -> Move[State]:
+def _untimed(state: Comparing, error: Exception) -> Transition[StepState]:
     """What follows where the step without regions and with them cannot be timed on copies."""
     fuser = state.fuser
     if isinstance(error, NotCopiedError):
         if fuser.with_xla:
             return fuser.settled(state, f"left to XLA: nothing can be timed, since {error}", Event.CLEAR)
-        return Move(Event.UNCLEAR, replace(state, turns=Turns()))
+        return Transition(Event.UNCLEAR, replace(state, turns=Turns()))
     if isinstance(error, tf.errors.OpError):  # if the step itself fails, its unmodified run, which follows, fails too
         return fuser.settled(state, _failing(error), Event.CLEAR)
     return fuser.failed(state, error, "timing", _failing(error))
 
 
-def without_room(state: Comparing) -> Move[State]:
+def without_room(state: Comparing) -> Transition[StepState]:
     """The step without regions stays, since the other ran out of memory in its turn."""
     return state.fuser.settled(state, "left unchanged: stitched it ran out of memory", Event.CLEAR)
 
@@ -304,7 +306,7 @@ def _failing(error: Exception) -> str:
 
 def take_turn(
     state: Comparing, turns: Turns, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, Move[State]]:
+) -> tuple[Any, Transition[StepState]]:
     """One of the step's own calls, timed: its result, and what follows."""
     stitched = turns.stitched
     run = partial(call_traced, state.variants.function if stitched else state.function, args, kwargs)
@@ -317,7 +319,7 @@ def take_turn(
     if peak is not None:
         state = replace(state, peaks=(*state.peaks, (stitched, peak)))
     if times is None:
-        return result, Move(Event.UNCLEAR, state)
+        return result, Transition(Event.UNCLEAR, state)
     board = board_of(state.fuser.engine, state.fuser.trace)
     if board is not None:
         agreed = agreed_times(board, state.fuser.engine, state.fuser.trace, times)

@@ -30,8 +30,8 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.estimate import estimate
 from tfmem.steps import after_grappler
 from tfmem.steps.fuser import Fuser, shared
-from tfmem.steps.phases import Event, Move
-from tfmem.steps.states import Comparing, Composing, State
+from tfmem.steps.phases import Event, Transition
+from tfmem.steps.states import Comparing, Composing, StepState
 from tfmem.steps.trace import Trace
 from tfmem.steps.variants import Composition, Found, Variants
 from tfmem.timing.ab_timing import Times, Turns
@@ -121,16 +121,16 @@ def _candidate(fuser: Fuser, budget: int, in_use: int, within: Mapping[str, int]
         return None
 
 
-def gave_up(state: Composing, error: Exception) -> Move[State]:
+def gave_up(state: Composing, error: Exception) -> Transition[StepState]:
     """What follows where no plan with these regions could be run: other regions, or the step without regions."""
     if others := state.compositions[1:]:
-        return Move(Event.RAN, replace(state, compositions=others, step=None))
+        return Transition(Event.RAN, replace(state, compositions=others, step=None))
     report = after_grappler.unstitched(state.report, state.fuser.engine, FusionWhy.NO_ROOM)
     report = replace(report, notes=(*report.notes, f"stitched: {error}"))
     return state.fuser.settled(replace(state, report=report), FusionWhy.NO_ROOM)
 
 
-def decided(state: Composing, report: Report, function: Any) -> Move[State]:
+def decided(state: Composing, report: Report, function: Any) -> Transition[StepState]:
     """What follows once the memory of the step with regions is settled.
 
     Args:
@@ -143,7 +143,7 @@ def decided(state: Composing, report: Report, function: Any) -> Move[State]:
         return fuser.settled(replace(state, report=_noted(given, report)), FusionWhy.FAILED)
     if excess := more_over(given, report):
         if others := state.compositions[1:]:  # smaller regions may leave more room, and larger ones need fewer moves
-            return Move(Event.RAN, replace(state, compositions=others, step=None))
+            return Transition(Event.RAN, replace(state, compositions=others, step=None))
         return fuser.settled(state, f"left unchanged: stitched it would take {excess:,} bytes more than the budget")
     others = state.compositions[1:]
     instead = replace(state, compositions=others, step=None) if others else None
@@ -161,7 +161,9 @@ def decided(state: Composing, report: Report, function: Any) -> Move[State]:
             return fuser.stitched(state, variants, why) if saves else fuser.settled(state, FusionWhy.SLOWER)
     if (times := fuser.known.find(variants.key)) is not None:
         return fuser.chosen(state, variants, times, "; known from the cache", Event.STAYS)
-    return Move(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=Turns(), instead=instead))
+    return Transition(
+        Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=Turns(), instead=instead)
+    )
 
 
 def _variants(state: Composing, report: Report, function: Any) -> Variants:
@@ -185,7 +187,7 @@ def _variants(state: Composing, report: Report, function: Any) -> Variants:
     return Variants(function, state.function, function, "", key, report=report, kept=(state.step,))
 
 
-def chosen(state: Comparing, times: Times) -> Move[State]:
+def chosen(state: Comparing, times: Times) -> Transition[StepState]:
     """The faster of two steps under a budget, of those whose calls in turn kept within it.
 
     What ran before decides which chunks an allocator has, and so what it counts.
@@ -198,7 +200,7 @@ def chosen(state: Comparing, times: Times) -> Move[State]:
     state, variants = replace(state, report=given), replace(variants, report=report)
     if excess := more_over(given, report):
         if state.instead is not None:
-            return Move(Event.COMPOSED, state.instead)
+            return Transition(Event.COMPOSED, state.instead)
         why = f"left unchanged: stitched it takes {excess:,} bytes more than the budget"
         move = fuser.settled(state, why, Event.CLEAR)
     elif excess := more_over(report, given):

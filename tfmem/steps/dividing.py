@@ -28,15 +28,15 @@ from tfmem.runtime.faults import is_fault
 from tfmem.steps.composed import memory_engine, more_over
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.job import Job
-from tfmem.steps.phases import Event, Move
-from tfmem.steps.states import Checking, Dividing, Settled, State
+from tfmem.steps.phases import Event, Transition
+from tfmem.steps.states import Checking, Dividing, Settled, StepState
 from tfmem.steps.trace import Trace
 from tfmem.steps.work import Work
 
 MEANWHILE = "whether a split along the batch is faster is not known yet"
 
 
-def before_the_end(job: Job, move: Move[State]) -> Move[State]:
+def before_the_end(job: Job, move: Transition[StepState]) -> Transition[StepState]:
     """`move`; but where all else is decided, and a split may be faster, a thread first divides the step."""
     state = move.state
     rate = _rate(job, state.report) if isinstance(state, Settled) else None
@@ -44,7 +44,7 @@ def before_the_end(job: Job, move: Move[State]) -> Move[State]:
         return move
     costs = job.engine.estimate(workspace=False)  # now, between two calls: what is in use then is no tensor of a call
     work = Work(partial(_divided, job, rate, costs), "tfmem splitting")
-    return Move(Event.DIVIDES, Dividing(**vars(state), stays=state, work=work))
+    return Transition(Event.DIVIDES, Dividing(**vars(state), stays=state, work=work))
 
 
 def _rate(job: Job, report: Report) -> float | None:
@@ -81,15 +81,15 @@ def divided(state: Dividing) -> Trace | None:
     return None if isinstance(found, Refusal) else found
 
 
-def whole(state: Dividing, note: str = "") -> Move[State]:
+def whole(state: Dividing, note: str = "") -> Transition[StepState]:
     """What follows if the step stays as it is."""
     stays = state.stays
     if note:
         stays = replace(stays, report=replace(stays.report, notes=(*stays.report.notes, note)))
-    return Move(Event.STAYS, stays)
+    return Transition(Event.STAYS, stays)
 
 
-def failed(job: Job, state: Dividing, error: Exception) -> Move[State]:
+def failed(job: Job, state: Dividing, error: Exception) -> Transition[StepState]:
     """What follows an error: the step keeps its moves."""
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     if isinstance(cause, tf.errors.OpError) or not is_fault(cause):  # if the step itself fails, its own run does, too
@@ -97,7 +97,7 @@ def failed(job: Job, state: Dividing, error: Exception) -> Move[State]:
     return whole(state, job.noted(cause, "splitting the batch", "the step keeps its moves"))
 
 
-def decided(job: Job, state: Dividing, trace: Trace, tried: State) -> tuple[Job, Move[State]]:
+def decided(job: Job, state: Dividing, trace: Trace, tried: StepState) -> tuple[Job, Transition[StepState]]:
     """The job that goes on, and what follows once the divided step has run in dry runs.
 
     Args:
@@ -129,7 +129,7 @@ def decided(job: Job, state: Dividing, trace: Trace, tried: State) -> tuple[Job,
         jit_compile=given.jit_compile,
     )
     kept = (*tried.kept, state.function)  # random streams go on in its kernels, until the divided step has run
-    return replace(job, trace=trace), Move(Event.CHOSEN, replace(tried, report=report, notes=notes, kept=kept))
+    return replace(job, trace=trace), Transition(Event.CHOSEN, replace(tried, report=report, notes=notes, kept=kept))
 
 
 def meanwhile(report: Report) -> Report:

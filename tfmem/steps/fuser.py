@@ -19,12 +19,12 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import error_note
 from tfmem.steps.after_grappler import stitched, with_decision, with_regions
 from tfmem.steps.fused_replicas import against_edited
-from tfmem.steps.phases import Event, Move
+from tfmem.steps.phases import Event, Transition
 from tfmem.steps.random_streams import StepGraphs
-from tfmem.steps.states import Failed, Placed, Settled, State, Tuning
+from tfmem.steps.states import Failed, Placed, Settled, StepState, Tuning
 from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Run, noticed
-from tfmem.steps.variants import LOOPS_STITCHED, Before, Found, Later, Timed, Variants
+from tfmem.steps.variants import LOOPS_STITCHED, Before, Found, Later, TimedChoice, Variants
 from tfmem.steps.work import Work
 from tfmem.timing.ab_timing import Times
 from tfmem.timing.choices import choices, key_of
@@ -116,11 +116,13 @@ class Fuser:
         given, beside = (variants.stitched, "the model's kernels") if times.is_faster else (variants.given, "")
         return replace(self._against(given, captured, beside), before=Before(stays, times, key))
 
-    def settled(self, state: State, why: object, event: Event = Event.STAYS) -> Move[State]:
+    def settled(self, state: StepState, why: object, event: Event = Event.STAYS) -> Transition[StepState]:
         """What runs in `state` stays, without regions."""
-        return Move(event, Settled(**shared(state, fusion=str(why), fusion_state=Fusion.LEFT)))
+        return Transition(event, Settled(**shared(state, fusion=str(why), fusion_state=Fusion.LEFT)))
 
-    def stitched(self, state: State, variants: Variants, why: object, event: Event = Event.STAYS) -> Move[State]:
+    def stitched(
+        self, state: StepState, variants: Variants, why: object, event: Event = Event.STAYS
+    ) -> Transition[StepState]:
         """The step runs stitched from now on."""
         report = with_decision(variants.report or state.report)
         report = replace(report, fusion=str(why), fusion_state=Fusion.STITCHED)
@@ -128,42 +130,46 @@ class Fuser:
             report = replace(report, jit_compile=Xla.STITCHED)
         # Random streams continue: keep the old function, unless its successor runs before this call returns.
         kept = (*state.kept, *variants.kept, *([state.function] if isinstance(state, Placed) else ()))
-        return Move(event, Settled(function=variants.function, report=report, notes=state.notes, kept=kept))
+        return Transition(event, Settled(function=variants.function, report=report, notes=state.notes, kept=kept))
 
-    def failed(self, state: State, error: Exception, doing: str, why: str) -> Move[State]:
+    def failed(self, state: StepState, error: Exception, doing: str, why: str) -> Transition[StepState]:
         """The step stays without regions, because of a bug in tfmem."""
         notices, name = self.engine.notices, self.trace.name
         note = error_note(notices, name, error, doing, "the unmodified step runs")
         notes = (*state.report.notes, note)
-        return Move(Event.FAULT, Failed(**shared(state, fusion=why, fusion_state=Fusion.LEFT, notes=notes)))
+        return Transition(Event.FAULT, Failed(**shared(state, fusion=why, fusion_state=Fusion.LEFT, notes=notes)))
 
-    def chosen(self, state: State, variants: Variants, times: Times, how: str, event: Event) -> Move[State]:
+    def chosen(
+        self, state: StepState, variants: Variants, times: Times, how: str, event: Event
+    ) -> Transition[StepState]:
         """The faster one stays; its kernels may be tuned meanwhile."""
         if variants.before is not None:
             return self._tuned(state, variants, variants.before, times, how, event)
-        timed = Timed(times, how, LOOPS_STITCHED if self.engine.settings.loops_alone else "stitched")
+        timed = TimedChoice(times, how, LOOPS_STITCHED if self.engine.settings.loops_alone else "stitched")
         move = self.stitched(state, variants, timed, event) if times.is_faster else self.settled(state, timed, event)
         stays = move.state
         if variants.later is None or times.tuned or not isinstance(stays, Settled):
             return move
         work: Work[Variants | None] = Work(partial(self.tune, variants, times, stays), "tfmem tuning")
         report = replace(stays.report, tuning=True)
-        return Move(Event.TUNES, Tuning(**vars(replace(stays, report=report)), fuser=self, work=work, stays=stays))
+        return Transition(
+            Event.TUNES, Tuning(**vars(replace(stays, report=report)), fuser=self, work=work, stays=stays)
+        )
 
     def _tuned(
-        self, state: State, variants: Variants, before: Before, times: Times, how: str, event: Event
-    ) -> Move[State]:
+        self, state: StepState, variants: Variants, before: Before, times: Times, how: str, event: Event
+    ) -> Transition[StepState]:
         """Tuned kernels run if they are faster. The next process has them from the start, so what they take against the
         step without regions is kept in any case."""
         total = replace(times, given=before.times.given, tuned=True)
         self.known.keep(before.key, total)
         if not times.is_faster:
-            return Move(event, before.stays)
+            return Transition(event, before.stays)
         state = replace(state, report=replace(state.report, tuning=False))
-        return self.stitched(state, variants, Timed(total, f"{how}, with tuned kernels"), event)
+        return self.stitched(state, variants, TimedChoice(total, f"{how}, with tuned kernels"), event)
 
 
-def shared(state: State, **changes: Any) -> dict[str, Any]:
+def shared(state: StepState, **changes: Any) -> dict[str, Any]:
     """What the next state has of `state`, its report changed."""
     report = replace(state.report, **changes)
     return {"function": state.function, "report": report, "notes": state.notes, "kept": state.kept}

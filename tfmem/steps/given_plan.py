@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from graph_passes.analysis.memory.simulate import Move as TensorMove
-from graph_passes.analysis.memory.simulate import simulate
+from graph_passes.analysis.memory.simulate import Move, simulate
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.device_report import size
 from graph_passes.errors import StalePlanError
 from graph_passes.passes.offload.plan import How, OffloadPlan, chained, movable, verdict_of
 from graph_passes.plan_file import Plan, PlannedMove, digests
 from tfmem.steps.job import Job
-from tfmem.steps.phases import Move
+from tfmem.steps.phases import Transition
 from tfmem.steps.settling import settle
-from tfmem.steps.states import State
+from tfmem.steps.states import StepState
 from tfmem.steps.trace import Trace
 
 DIVIDED = "the given plan splits the batch: parts were chosen again, within its budget"
@@ -32,7 +31,7 @@ def require_same(plan: Plan, trace: Trace) -> None:
     plan.renamed(digests(trace.step.graph, trace.step.order))
 
 
-def by_plan(job: Job, state: State, plan: Plan) -> Move[State]:
+def by_plan(job: Job, state: StepState, plan: Plan) -> Transition[StepState]:
     """The step runs by `plan`, and is not searched for a better one.
 
     Raises:
@@ -51,7 +50,7 @@ def by_plan(job: Job, state: State, plan: Plan) -> Move[State]:
     return settle(job, state, timeline, found)
 
 
-def plan_of(job: Job, timeline: Timeline, moves: tuple[TensorMove, ...], least: float | None) -> OffloadPlan:
+def plan_of(job: Job, timeline: Timeline, moves: tuple[Move, ...], least: float | None) -> OffloadPlan:
     """The plan of these moves.
 
     Args:
@@ -67,7 +66,7 @@ def plan_of(job: Job, timeline: Timeline, moves: tuple[TensorMove, ...], least: 
     return OffloadPlan(moves, job.limit, 0, before, after, job.engine.link, ordered, verdict=verdict)
 
 
-def moves_of(moves: tuple[PlannedMove, ...], timeline: Timeline, names: Mapping[str, str]) -> tuple[TensorMove, ...]:
+def moves_of(moves: tuple[PlannedMove, ...], timeline: Timeline, names: Mapping[str, str]) -> tuple[Move, ...]:
     """Moves in positions of the timeline.
 
     Args:
@@ -82,7 +81,7 @@ def moves_of(moves: tuple[PlannedMove, ...], timeline: Timeline, names: Mapping[
     buffers = {str(buffer.tensor): index for index, buffer in enumerate(timeline.buffers)}
     try:
         return tuple(
-            TensorMove(
+            Move(
                 buffers[f"{names[op]}{colon}{number}"],
                 position[names[move.last]],
                 position[names[move.copy_after]],
@@ -98,7 +97,7 @@ def moves_of(moves: tuple[PlannedMove, ...], timeline: Timeline, names: Mapping[
         raise StalePlanError(f"the plan names {error}, which the step does not have; make the plan again") from error
 
 
-def planned_moves(moves: tuple[TensorMove, ...], timeline: Timeline) -> tuple[PlannedMove, ...]:
+def planned_moves(moves: tuple[Move, ...], timeline: Timeline) -> tuple[PlannedMove, ...]:
     """Moves as a plan's file has them: by names."""
     names = [step.node for step in timeline.steps]
     return tuple(

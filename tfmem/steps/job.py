@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from graph_passes.analysis.cost.model import Measured
+from graph_passes.analysis.cost.model import MeasuredCosts
 from graph_passes.analysis.memory.observe import Observation
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.passes.offload.options import Effort
@@ -17,9 +17,9 @@ from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import error_note
 from tfmem.steps.known_profiles import BatchProfiles
-from tfmem.steps.phases import Move
+from tfmem.steps.phases import Transition
 from tfmem.steps.replicas import waits_for_others
-from tfmem.steps.states import Checking, Given, Placed, Probed, Solving, State, Warming, Watching
+from tfmem.steps.states import Checking, Given, Placed, Probed, Solving, StepState, Warming, Watching
 from tfmem.steps.trace import Trace
 from tfmem.steps.trials import Plans
 
@@ -95,7 +95,7 @@ class Job:
     def timeline(self, seen: Observation) -> Timeline:
         """The step by what was measured."""
         estimate = self.engine.estimate(workspace=False)
-        return self.trace.step.timeline(Measured(seen.seconds, seen.workspace, seen.base, estimate.roofline))
+        return self.trace.step.timeline(MeasuredCosts(seen.seconds, seen.workspace, seen.base, estimate.roofline))
 
     def solves_beside(self, timeline: Timeline) -> bool:
         """Whether a thread solves the integer program of a step while the step runs another plan."""
@@ -123,7 +123,7 @@ class Job:
         """The report of `plan`, by which `function` runs."""
         return self.trace.describe(timeline, plan, notes, given=function is self.trace.base)
 
-    def told(self, move: Move[State]) -> Move[State]:
+    def told(self, move: Transition[StepState]) -> Transition[StepState]:
         """`move`, after warning the user of what its report says, as soon as that is final."""
         state = move.state
         if isinstance(state, Checking | Watching | Solving | Placed):

@@ -26,10 +26,10 @@ from graph_passes.plan_file import PlannedMove
 from graph_passes.report import Report
 from tfmem.steps.given_plan import moves_of, plan_of, planned_moves
 from tfmem.steps.job import Job
-from tfmem.steps.known_profiles import Known
-from tfmem.steps.phases import Move
+from tfmem.steps.known_profiles import KnownProfiles
+from tfmem.steps.phases import Transition
 from tfmem.steps.settling import settle
-from tfmem.steps.states import State
+from tfmem.steps.states import StepState
 
 FORMAT = "moves 1"
 NOTE = "an earlier process settled on this plan, and measured it"
@@ -64,7 +64,7 @@ class KnownMoves:
         return known
 
 
-def run(job: Job, state: State) -> Move[State] | None:
+def run(job: Job, state: StepState) -> Transition[StepState] | None:
     """What follows if the step runs by a plan that an earlier process settled on; None if there is none that serves.
 
     Args:
@@ -75,7 +75,7 @@ def run(job: Job, state: State) -> Move[State] | None:
     if kept is None:
         return None
     job.engine.memory.separate(job.trace.concrete.variables)
-    in_use, profile = job.engine.memory.in_use_alone, Known(job.engine, job.trace, job.others).find()
+    in_use, profile = job.engine.memory.in_use_alone, KnownProfiles(job.engine, job.trace, job.others).find()
     if profile is None or in_use is None or abs(in_use - kept.in_use) > job.limit // ALIKE:
         return None
     timeline, note = job.timeline(profile[0]), profile[1]
@@ -89,7 +89,7 @@ def run(job: Job, state: State) -> Move[State] | None:
     job.engine.memory.require_host_room(timeline, plan)
     move = settle(job, replace(state, notes=(*state.notes, note, NOTE)), timeline, plan, force=True)
     report = replace(move.state.report, step_measured_ns=kept.step_ns, stall_measured_ns=kept.stall_ns)
-    return Move(move.event, replace(move.state, report=report))
+    return Transition(move.event, replace(move.state, report=report))
 
 
 def keep(job: Job, timeline: Timeline, plan: OffloadPlan, report: Report) -> None:

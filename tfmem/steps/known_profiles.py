@@ -101,7 +101,7 @@ def _batches(old: Specs, new: Specs) -> tuple[int, int] | None:
     return (int(found[0] or 0), int(found[1] or 0)) if all(found) else None
 
 
-class Known:
+class KnownProfiles:
     """Profiles of one step, whatever its budget."""
 
     def __init__(self, engine: Engine, trace: Trace, others: BatchProfiles) -> None:

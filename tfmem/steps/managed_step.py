@@ -24,7 +24,7 @@ from tfmem.steps.agreement import tell_others
 from tfmem.steps.comparing import fuse, take_turn
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles
-from tfmem.steps.phases import Event, Machine, Move, Phase
+from tfmem.steps.phases import Event, Phase, StepMachine, Transition
 from tfmem.steps.planning import begin
 from tfmem.steps.random_streams import Draws
 from tfmem.steps.settling import left
@@ -42,7 +42,7 @@ from tfmem.steps.states import (
     Probed,
     Settled,
     Solving,
-    State,
+    StepState,
     Tuning,
     Watching,
     WatchingTogether,
@@ -93,17 +93,17 @@ class ManagedStep:
         trace = trace or self._new_trace()
         others = BatchProfiles() if others is None else others
         self._job = job = Job(engine, trace, others, engine.settings.budget, next(_runs), elsewhere)
-        self._machine: Machine[State] = Machine(trace.name, job.given())
+        self._machine: StepMachine[StepState] = StepMachine(trace.name, job.given())
         count = len(concrete.graph.get_operations())
         with shown(engine.settings.options.progress, lambda: f"planning {self._machine.name} ({count:,} ops)"):
             self._move(begin(job))
             self._go_on()
 
     @property
-    def _state(self) -> State:
+    def _state(self) -> StepState:
         return self._machine.state
 
-    def _move(self, move: Move[State]) -> State:
+    def _move(self, move: Transition[StepState]) -> StepState:
         return self._machine.move(dividing.before_the_end(self._job, move))
 
     def _go_on(self) -> None:
@@ -113,7 +113,7 @@ class ManagedStep:
         if not self._job.engine.settings.observes:
             self._compose()
 
-    def _take_over(self) -> State:
+    def _take_over(self) -> StepState:
         """The state, after taking over the plan of a thread that has finished."""
         with self._lock:
             state = self._state
@@ -131,7 +131,7 @@ class ManagedStep:
             self._go_on()
             return self._state
 
-    def _after_solving(self) -> State:
+    def _after_solving(self) -> StepState:
         """The state, after going on from a program that a thread has solved."""
         with self._lock:
             state = self._state
@@ -140,7 +140,7 @@ class ManagedStep:
                 self._go_on()
             return self._state
 
-    def _after_dividing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+    def _after_dividing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepState:
         """The state, after dry runs of a step that a thread has divided."""
         with self._lock:
             state, job = self._state, self._job
@@ -288,7 +288,7 @@ class ManagedStep:
     def _together(self, state: WatchingTogether, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what all workers watch, or what they have agreed on since."""
         job = self._job
-        after: State = state
+        after: StepState = state
         if state.calls == agreed_peaks.CALLS:
             after = self._move(agreed_peaks.agreed(job, job.engine.workers.board(), state))
             self._go_on()  # before the call: another worker's may fail, and end later
@@ -296,7 +296,7 @@ class ManagedStep:
         try:
             if not isinstance(after, WatchingTogether):
                 return function()
-            self._move(Move(Event.RAN, begun := agreed_peaks.begins(after)))
+            self._move(Transition(Event.RAN, begun := agreed_peaks.begins(after)))
             result, peaks = job.engine.meter.watched_on(begun.devices, function, elsewhere=True)
         except SUSPECTS as error:
             tell_others(job, after.report, error)
@@ -323,7 +323,7 @@ class ManagedStep:
             self._move(composed.decided(state, state.step.report, state.step.running))
         return result
 
-    def _compose(self) -> State:
+    def _compose(self) -> StepState:
         """The state once there is a step that runs with its regions; where nothing is measured, that is the choice."""
         while isinstance(state := self._state, Composing) and state.step is None:
             try:
@@ -335,7 +335,7 @@ class ManagedStep:
             except Exception as error:  # after any error, the step runs without regions
                 return self._move(state.fuser.failed(state, error, "stitching", FusionWhy.FAILED))
             state = replace(state, step=step)
-            self._move(Move(Event.RAN, state))
+            self._move(Transition(Event.RAN, state))
             if step.settled:
                 self._move(composed.decided(state, step.report, step.running))
         return self._state
@@ -366,7 +366,7 @@ class ManagedStep:
             before.work.begin()
         return result
 
-    def _timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+    def _timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepState:
         """The state after all decisions that are possible now, and after a slice of timing."""
         state = self._state
         if isinstance(state, Fusing):
@@ -379,11 +379,11 @@ class ManagedStep:
             state = self._with_xla(state, args, kwargs)
         return state
 
-    def _with_xla(self, state: Compiling, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+    def _with_xla(self, state: Compiling, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepState:
         """The state once XLA compiles the step for the arguments of a call, or has done so."""
         if state.work is None:
             state = xla_runner.begun(state, args, kwargs)
-            self._move(Move(Event.BEGUN, state))
+            self._move(Transition(Event.BEGUN, state))
             if self._job.engine.settings.options.fusion.tune == "full":
                 self.wait()
         if state.work is None or not state.work.done:

@@ -9,18 +9,18 @@ from graph_passes.analysis.memory.observe import Sample, corrected, observe, sho
 from graph_passes.analysis.memory.simulate import usage_under
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.passes.offload.plan import tighter
-from tfmem.runtime.estimate import Timed
+from tfmem.runtime.estimate import TimedCosts
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.measured_call import Flow
 from tfmem.runtime.out_of_memory import lacks_memory
 from tfmem.steps import known_moves, solving
 from tfmem.steps.job import Job
 from tfmem.steps.lane_trials import Lanes, LaneTrial, best_of, worth_running
-from tfmem.steps.phases import Event, Move
+from tfmem.steps.phases import Event, Transition
 from tfmem.steps.planning import begun
 from tfmem.steps.replicas import estimated, measured_replicas, plan_replicas, replanned, timed_lanes
 from tfmem.steps.settling import keep, left, next_trial, probed, settle, settle_best
-from tfmem.steps.states import Checking, Observing, Probed, State, Trying, Warming, Watching
+from tfmem.steps.states import Checking, Observing, Probed, StepState, Trying, Warming, Watching
 from tfmem.steps.trials import CPU_RETRIES, checked, judged
 
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
@@ -28,7 +28,7 @@ CHECKS = 3  # unprobed steps whose peak is watched
 PATIENT_CALLS = 3  # that could not be measured, until tfmem stops measuring the step
 
 
-def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Move[State]:
+def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Transition[StepState]:
     """What follows a step with probes that ran through.
 
     Args:
@@ -38,9 +38,9 @@ def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Mo
         flow: the op library's counters before and after.
     """
     if isinstance(state, Warming) and not state.search.observed:
-        return Move(Event.RAN, Observing(**vars(state)))
+        return Transition(Event.RAN, Observing(**vars(state)))
     if isinstance(state, Trying) and samples is not None and not state.warm and job.is_gpu:
-        return Move(Event.RAN, replace(state, warm=True))
+        return Transition(Event.RAN, replace(state, warm=True))
     known = state
     try:
         if samples is None:
@@ -53,7 +53,7 @@ def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Mo
         return job.told(keep(job, known, error))
 
 
-def _divided(job: Job, state: Probed) -> Move[State] | None:
+def _divided(job: Job, state: Probed) -> Transition[StepState] | None:
     """What follows where no plan meets the budget by what was measured, but parts may run on pieces of the batch.
 
     On a CPU this is for users who asked for pieces: what oneDNN needs for a piece is not known before it runs, so a
@@ -70,7 +70,7 @@ def _divided(job: Job, state: Probed) -> Move[State] | None:
             job.noted(error, "splitting the batch", "the best plan that ran stays")
         return None
     named = {Event.UNKNOWN: Event.DIVIDED, Event.KNOWN: Event.NEXT}
-    return Move(named.get(move.event, move.event), move.state)
+    return Transition(named.get(move.event, move.event), move.state)
 
 
 def _learned(job: Job, state: Probed, samples: list[Sample], flow: Flow) -> Probed:
@@ -101,7 +101,7 @@ def _tried(job: Job, state: Trying, samples: list[Sample], flow: Flow) -> Trying
     return replace(state, search=replace(search, trials=(*search.trials, trial)))
 
 
-def _after(job: Job, state: Probed) -> Move[State]:
+def _after(job: Job, state: Probed) -> Transition[StepState]:
     """The next plan to try; or what was chosen, where nothing is left to gain."""
     search = state.search
     if search.stays is not None:
@@ -115,7 +115,7 @@ def _after(job: Job, state: Probed) -> Move[State]:
     return next_trial(job, state, search)
 
 
-def timed_on(job: Job, state: Watching, samples: list[list[Sample]] | None) -> Move[State]:
+def timed_on(job: Job, state: Watching, samples: list[list[Sample]] | None) -> Transition[StepState]:
     """What follows a step with probes on several devices: plans by what was measured, without probes.
 
     Args:
@@ -124,12 +124,12 @@ def timed_on(job: Job, state: Watching, samples: list[list[Sample]] | None) -> M
         samples: what the probes of each device read; None if another call was measured meanwhile.
     """
     if not state.warm:  # its kernels were loaded meanwhile
-        return Move(Event.RAN, replace(state, warm=True))
+        return Transition(Event.RAN, replace(state, warm=True))
     plans, costs = state.plans, None
     waiting: tuple[Lanes, ...] = ()
     try:
         if samples is not None:
-            costs = Timed(timed_lanes(state.plans, samples), estimated(job.engine))
+            costs = TimedCosts(timed_lanes(state.plans, samples), estimated(job.engine))
         budgets = {found.device: found.budget for found in state.report.devices}
         plans = plan_replicas(job.trace.step, job.engine, budgets, costs=costs)
         if costs is not None:
@@ -140,10 +140,10 @@ def timed_on(job: Job, state: Watching, samples: list[list[Sample]] | None) -> M
         plans, costs, waiting, function = state.plans, None, (), job.trace.build_lanes(state.plans)
         report = replace(state.report, notes=(*state.report.notes, note))
     state = replace(state, function=function, report=report, plans=plans, costs=costs, tables=(), warm=False)
-    return Move(Event.RAN, replace(state, waiting=waiting))
+    return Transition(Event.RAN, replace(state, waiting=waiting))
 
 
-def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None, seconds: float) -> Move[State]:
+def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None, seconds: float) -> Transition[StepState]:
     """What follows a step on several devices: other plans, plans for less where a peak is over its budget, or a choice.
 
     Args:
@@ -157,7 +157,7 @@ def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None, seconds
             return job.told(_disturbed(job, state))
         if not state.warm:
             report = measured_replicas(state.report, [peaks], last=False)
-            return Move(Event.RAN, replace(state, report=report, warm=True))
+            return Transition(Event.RAN, replace(state, report=report, warm=True))
         state = replace(state, peaks=(*state.peaks, peaks), seconds=(*state.seconds, seconds))
         return job.told(_checked_on(job, state))
     except Exception as error:  # the step ran, and its result is the caller's
@@ -165,18 +165,18 @@ def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None, seconds
         return job.told(left(job, replace(state, report=replace(state.report, notes=notes)), Event.FAULT))
 
 
-def _checked_on(job: Job, state: Watching) -> Move[State]:
+def _checked_on(job: Job, state: Watching) -> Transition[StepState]:
     """What follows calls of the plans of all devices; a trial ends at once where a peak is over its budget."""
     report = measured_replicas(state.report, state.peaks, last=False)
     state, must_fit = replace(state, report=report), job.engine.settings.must_fit
     over = {found.device: found.over for found in report.devices if found.over}
     if len(state.peaks) < CHECKS and not (over and must_fit and (state.waiting or state.replans < CPU_RETRIES)):
-        return Move(Event.RAN, state)
+        return Transition(Event.RAN, state)
     trial = LaneTrial(state.plans, state.function, report, state.peaks, min(state.seconds))
     state = replace(state, trials=(*state.trials, trial))
     if state.waiting and not trial.as_predicted:
         following, *waiting = state.waiting
-        return Move(Event.RAN, _trying(job, replace(state, waiting=tuple(waiting)), following))
+        return Transition(Event.RAN, _trying(job, replace(state, waiting=tuple(waiting)), following))
     best = best_of(state.trials)
     if best.over and must_fit and state.replans < CPU_RETRIES:
         over_it = trial if state.replans else best  # what is tighter follows the plan that was tightest
@@ -188,9 +188,9 @@ def _checked_on(job: Job, state: Watching) -> Move[State]:
                 if found.over
             )
             state = replace(state, notes=(*state.notes, *notes), replans=state.replans + 1, waiting=())
-            return Move(Event.OVER, _trying(job, state, plans))
+            return Transition(Event.OVER, _trying(job, state, plans))
         if len(best.peaks) < CHECKS and best is trial:  # nothing is left to try
-            return Move(Event.RAN, replace(state, trials=state.trials[:-1], replans=CPU_RETRIES))
+            return Transition(Event.RAN, replace(state, trials=state.trials[:-1], replans=CPU_RETRIES))
     report = measured_replicas(best.report, best.peaks, last=True)
     tried = (f"plans tried: {'; '.join(map(str, state.trials))}",) if len(state.trials) > 1 else ()
     report = replace(report, notes=tuple(dict.fromkeys((*report.notes, *state.notes, *tried))))
@@ -204,18 +204,18 @@ def _trying(job: Job, state: Watching, plans: Lanes) -> Watching:
     return replace(state, function=function, report=report, plans=plans, warm=False, peaks=(), seconds=())
 
 
-def _disturbed(job: Job, state: Probed | Checking | Watching) -> Move[State]:
+def _disturbed(job: Job, state: Probed | Checking | Watching) -> Transition[StepState]:
     """What follows a call that overlapped with another measured one: the next call is measured, or none any more."""
     state = replace(state, disturbed=state.disturbed + 1)
     if state.disturbed < PATIENT_CALLS:
-        return Move(Event.DISTURBED, state)
-    final: State = state if isinstance(state, Checking | Watching) else settle_best(job, state, state.search).state
+        return Transition(Event.DISTURBED, state)
+    final: StepState = state if isinstance(state, Checking | Watching) else settle_best(job, state, state.search).state
     note = f"not measured: {PATIENT_CALLS} calls ran while another step was measured"
     report = replace(final.report, notes=(*final.report.notes, note))
     return left(job, replace(final, report=report), Event.IMPATIENT)
 
 
-def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Move[State]:
+def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Transition[StepState]:
     """A plan ran out of memory before any variable was written: go on to the next, with the same step.
 
     Args:
@@ -235,7 +235,7 @@ def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Mo
     if not lacks_memory(error) or (reached >= trace.step.first_update and not search.dry_run):
         raise error
     if held:
-        return Move(Event.SHORT, replace(state, search=replace(search, roomy=True)))
+        return Transition(Event.SHORT, replace(state, search=replace(search, roomy=True)))
     where = str(error).partition("Detected at node ")[2].partition(" ")[0].strip("'")
     note = (
         f"a plan for {state.plan.budget:,} bytes ran out of memory at '{where}', before any variable was written; the "
@@ -257,7 +257,7 @@ def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Mo
         following = next((plan for plan in search.firsts if plan.actions not in search.tried), None)
         if following is not None:
             search = replace(search, first=following, tried=search.tried | {following.actions})
-            return Move(Event.SHORT, probed(job, type(state), state, search, following))
+            return Transition(Event.SHORT, probed(job, type(state), state, search, following))
         known = job.plans(search.timeline, partial(trace.plan, search.timeline)).no_room(where)
     except Exception as fault:
         if not is_fault(fault):
@@ -266,7 +266,7 @@ def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Mo
     raise known or error from error
 
 
-def watched(job: Job, state: Checking, peak: int | None) -> Move[State]:
+def watched(job: Job, state: Checking, peak: int | None) -> Transition[StepState]:
     """What follows a step without probes: it is planned for less if its peak is over the budget.
 
     Args:
@@ -282,7 +282,7 @@ def watched(job: Job, state: Checking, peak: int | None) -> Move[State]:
         return job.told(left(job, replace(state, notes=notes, report=report), Event.FAULT))
 
 
-def _checked(job: Job, state: Checking, peak: int) -> Move[State]:
+def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     peak += state.uncounted
     if peak > job.limit and state.replans < CPU_RETRIES:
         move = _replanned(job, state, peak - job.limit)
@@ -291,7 +291,7 @@ def _checked(job: Job, state: Checking, peak: int) -> Move[State]:
         state = replace(state, replans=CPU_RETRIES)  # nothing is left to try
     state = replace(state, peaks=(*state.peaks, peak))
     if len(state.peaks) < CHECKS:
-        return Move(Event.RAN, state)
+        return Transition(Event.RAN, state)
     report = replace(state.report, notes=tuple(dict.fromkeys((*state.notes, *state.report.notes))))
     planned = state.function is not job.trace.base
     state = replace(state, report=checked(report, state.peaks, job.limit, planned))
@@ -302,7 +302,7 @@ def _checked(job: Job, state: Checking, peak: int) -> Move[State]:
     return left(job, state, Event.WITHIN)
 
 
-def _replanned(job: Job, state: Checking, over: int) -> Move[State] | None:
+def _replanned(job: Job, state: Checking, over: int) -> Transition[StepState] | None:
     """A plan that takes `over` bytes less than that of `state`; None if there is none."""
     timeline, plan = state.timeline, state.plan
     if plan is None or timeline is None:
@@ -320,5 +320,5 @@ def _replanned(job: Job, state: Checking, over: int) -> Move[State] | None:
     note = f"replanned: a plan for {plan.budget:,} bytes ran {over:,} over the budget"
     again = settle(job, replace(state, notes=(*state.notes, note)), timeline, tight, force=True).state
     if isinstance(again, Checking):
-        return Move(Event.OVER, replace(again, replans=state.replans + 1, search=state.search))
-    return Move(Event.WITHIN, again)
+        return Transition(Event.OVER, replace(again, replans=state.replans + 1, search=state.search))
+    return Transition(Event.WITHIN, again)

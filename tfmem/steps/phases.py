@@ -1,6 +1,6 @@
 """The life of a training step as one table: its phases, what may happen in each, and which phase follows.
 
-Neither TensorFlow nor a step is needed here: `Machine` holds one state and lets it change as the table says.
+Neither TensorFlow nor a step is needed here: `StepMachine` holds one state and lets it change as the table says.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Phased(Protocol):
 S = TypeVar("S", bound=Phased)
 
 
-class Move(NamedTuple, Generic[S]):
+class Transition(NamedTuple, Generic[S]):
     """What happened, and the state that follows."""
 
     event: Event
@@ -212,7 +212,7 @@ class TransitionError(AssertionError):
     """A move that is not in the table: a bug in tfmem."""
 
 
-class Machine(Generic[S]):
+class StepMachine(Generic[S]):
     """One step's state, and the only place where it is replaced. Callers hold a lock; readers need none.
 
     Attributes:
@@ -225,7 +225,7 @@ class Machine(Generic[S]):
         self.name = name
         self.state = state
 
-    def move(self, move: Move[S]) -> S:
+    def move(self, move: Transition[S]) -> S:
         """Go on to the next state.
 
         Raises:

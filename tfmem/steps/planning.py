@@ -15,8 +15,8 @@ from tfmem.steps import known_moves
 from tfmem.steps.agreement import agreed, meets_others
 from tfmem.steps.given_plan import DIVIDED, OTHER_INPUTS, by_plan, planned_for, require_same
 from tfmem.steps.job import Job
-from tfmem.steps.known_profiles import Known
-from tfmem.steps.phases import Event, Move
+from tfmem.steps.known_profiles import KnownProfiles
+from tfmem.steps.phases import Event, Transition
 from tfmem.steps.replicas import (
     budget_together,
     budgets_on_devices,
@@ -26,21 +26,21 @@ from tfmem.steps.replicas import (
     undivided,
 )
 from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle
-from tfmem.steps.states import Given, Planning, Search, State, Trying, Warming, Watching, WatchingTogether
+from tfmem.steps.states import Given, Planning, PlanSearch, StepState, Trying, Warming, Watching, WatchingTogether
 from tfmem.steps.trace import Trace
 from tfmem.steps.work import Work
 
 LARGE = 20  # part of the budget from which on a loop's lists are large
 
 
-def begin(job: Job) -> Move[State]:
+def begin(job: Job) -> Transition[StepState]:
     """Plan now, or let a thread plan once the step has run. Raises what `start` raises."""
     if job.elsewhere:
         state = job.given()
         return left(job, replace(state, report=replace(state.report, notes=(f"left unchanged: {job.elsewhere}",))))
     if can_wait(job.engine, job.trace):
-        work: Work[Move[State]] = Work(partial(start, job), "tfmem planning")
-        return Move(Event.DEFERRED, Planning(**vars(job.given()), work=work))
+        work: Work[Transition[StepState]] = Work(partial(start, job), "tfmem planning")
+        return Transition(Event.DEFERRED, Planning(**vars(job.given()), work=work))
     board = job.engine.workers.board()
     if board is not None and meets_others(job.trace.concrete.graph):
         return agreed(job, board, start)
@@ -70,7 +70,7 @@ def can_wait(engine: Engine, trace: Trace) -> bool:
         return False
 
 
-def start(job: Job) -> Move[State]:
+def start(job: Job) -> Transition[StepState]:
     """Replace recurrent layers, then plan by estimate if there is a budget.
 
     Raises:
@@ -113,7 +113,7 @@ def _with_layers(job: Job) -> Given:
     return replace(state, function=trace.base)
 
 
-def begun(job: Job, state: State, budget: int) -> Move[State]:
+def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     """What follows the reading of a step: a plan by estimates, or a first plan that is observed."""
     engine, trace = job.engine, job.trace
     if trace.shared:
@@ -152,7 +152,7 @@ def begun(job: Job, state: State, budget: int) -> Move[State]:
     engine.memory.require_host_room(timeline, least)
     if engine.settings.options.observe:
         engine.memory.separate(trace.concrete.variables)
-    known = Known(engine, trace, job.others)
+    known = KnownProfiles(engine, trace, job.others)
     found, seen = known.find(), None
     if found is not None:
         try:
@@ -169,7 +169,7 @@ def begun(job: Job, state: State, budget: int) -> Move[State]:
     state = replace(state, kept=tuple(engine.memory.keep_apart(timeline)) if job.is_gpu else ())
     firsts = job.plans(timeline, partial(trace.plan, timeline)).first(least)
     first = next(firsts)
-    search = Search(
+    search = PlanSearch(
         timeline=timeline,
         first=first,
         firsts=firsts,
@@ -180,9 +180,9 @@ def begun(job: Job, state: State, budget: int) -> Move[State]:
     )
     if search.observed and not job.is_gpu:
         move = next_trial(job, state, search)
-        return Move(Event.KNOWN, move.state) if isinstance(move.state, Trying) else move
+        return Transition(Event.KNOWN, move.state) if isinstance(move.state, Trying) else move
     search = replace(search, tried=frozenset([first.actions]))
-    return Move(Event.UNKNOWN, probed(job, Warming, state, search, first))
+    return Transition(Event.UNKNOWN, probed(job, Warming, state, search, first))
 
 
 def _require_used(engine: Engine) -> None:
@@ -191,7 +191,7 @@ def _require_used(engine: Engine) -> None:
         engine.settings.require_used()
 
 
-def _of_replicas(job: Job, state: State) -> Move[State]:
+def _of_replicas(job: Job, state: StepState) -> Transition[StepState]:
     """A plan for each device by estimates; what several devices run next, `tfmem.steps.measuring` decides."""
     why = undivided(job.trace.step.graph, "GPU" if job.is_gpu else "CPU")
     if why:
@@ -218,10 +218,10 @@ def _of_replicas(job: Job, state: State) -> Move[State]:
         probing = probes_of(plans, job.run)
         function = job.trace.build_lanes(plans, probing)
         watching = replace(watching, function=function, tables=tuple(each.run for each in probing))
-    return Move(Event.CHOSEN, watching)
+    return Transition(Event.CHOSEN, watching)
 
 
-def _of_replicas_together(job: Job, state: State, why: str) -> Move[State]:
+def _of_replicas_together(job: Job, state: StepState, why: str) -> Transition[StepState]:
     """The unmodified step, where it fits in what its devices may use together.
 
     Args:

@@ -10,15 +10,15 @@ from graph_passes.decision import Missed
 from graph_passes.passes.offload.plan import OffloadPlan
 from tfmem.runtime.faults import is_fault, left_by_fault
 from tfmem.steps.job import Job
-from tfmem.steps.phases import Event, Move
-from tfmem.steps.states import Checking, Placed, Probed, Search, State, Trying
+from tfmem.steps.phases import Event, Transition
+from tfmem.steps.states import Checking, Placed, PlanSearch, Probed, StepState, Trying
 from tfmem.steps.trials import Trial, best_trial
 
 # of a report: what follows from a plan and the costs by which it is predicted
 PREDICTED = ("peak_before", "peak_predicted", "peak_uncounted", "stall_predicted_ns", "step_predicted_ns", "verdict")
 
 
-def probed(job: Job, kind: type[Probed], state: State, search: Search, plan: OffloadPlan) -> Probed:
+def probed(job: Job, kind: type[Probed], state: StepState, search: PlanSearch, plan: OffloadPlan) -> Probed:
     """The state in which `plan` runs with probes."""
     function = job.build(search.timeline, plan, search.dry_run)
     return kind(
@@ -32,7 +32,7 @@ def probed(job: Job, kind: type[Probed], state: State, search: Search, plan: Off
     )
 
 
-def next_trial(job: Job, state: State, search: Search) -> Move[State]:
+def next_trial(job: Job, state: StepState, search: PlanSearch) -> Transition[StepState]:
     """The next plan worth trying, or the best that was tried.
 
     A step that fits in the planned order may not fit in the order TensorFlow would choose, unless by far.
@@ -44,11 +44,11 @@ def next_trial(job: Job, state: State, search: Search) -> Move[State]:
     for candidate in plans.untried(search.trials, search.first):
         if candidate.actions not in search.tried:
             search = replace(search, plans=plans, tried=search.tried | {candidate.actions})
-            return Move(Event.NEXT, probed(job, Trying, state, search, candidate))
+            return Transition(Event.NEXT, probed(job, Trying, state, search, candidate))
     return settle_best(job, state, search)
 
 
-def settle_best(job: Job, state: State, search: Search) -> Move[State]:
+def settle_best(job: Job, state: StepState, search: PlanSearch) -> Transition[StepState]:
     """The fastest trial that met the budget becomes final; if none did, the one that came nearest."""
     if not search.trials:  # every plan ran out of memory: what ran first is known to run
         return settle(job, state, search.timeline, search.first, force=True)
@@ -56,21 +56,23 @@ def settle_best(job: Job, state: State, search: Search) -> Move[State]:
     best, notes = best_trial(search.trials if met else (*search.trials, *search.observed_trial), job.limit)
     move = settle_trial(job, replace(state, notes=(*state.notes, *notes)), search.timeline, best)
     if isinstance(move.state, Checking) and search.stays is None and job.solves_beside(search.timeline):
-        return Move(move.event, replace(move.state, search=search))
+        return Transition(move.event, replace(move.state, search=search))
     return move
 
 
-def settle_trial(job: Job, state: State, timeline: Timeline, trial: Trial) -> Move[State]:
+def settle_trial(job: Job, state: StepState, timeline: Timeline, trial: Trial) -> Transition[StepState]:
     """The plan of a trial becomes final, and the report has what was measured of it."""
     job.engine.library.trim()  # what trials moved beyond what this one does
     plan = trial.plan if job.is_gpu else trial.plan.under(timeline)
     move = settle(job, state, timeline, plan, force=True)
     predicted = {name: getattr(move.state.report, name) for name in PREDICTED}
     report = replace(trial.report, notes=move.state.report.notes, **predicted)
-    return Move(move.event, replace(move.state, report=report))
+    return Transition(move.event, replace(move.state, report=report))
 
 
-def settle(job: Job, state: State, timeline: Timeline, plan: OffloadPlan, force: bool = False) -> Move[State]:
+def settle(
+    job: Job, state: StepState, timeline: Timeline, plan: OffloadPlan, force: bool = False
+) -> Transition[StepState]:
     """`plan` becomes final. Without moves the trace stays unchanged, unless its order is part of what was tried."""
     function = job.build(timeline, plan) if plan.moves or force else job.trace.unmoved()
     report = job.describe(timeline, plan, state.notes, function)
@@ -87,19 +89,19 @@ def settle(job: Job, state: State, timeline: Timeline, plan: OffloadPlan, force:
         plan=plan,
         uncounted=uncounted(timeline, plan.moves, plan.paddings),
     )
-    return Move(Event.CHOSEN, checking)
+    return Transition(Event.CHOSEN, checking)
 
 
-def left(job: Job, state: State, event: Event = Event.UNWATCHED) -> Move[State]:
+def left(job: Job, state: StepState, event: Event = Event.UNWATCHED) -> Transition[StepState]:
     """What follows if the function of `state` is the final one for memory."""
     unchanged = state.function is job.trace.base and job.trace.split is None
     placed = Placed(
         function=state.function, report=state.report, notes=state.notes, kept=state.kept, unchanged=unchanged
     )
-    return Move(event, placed)
+    return Transition(event, placed)
 
 
-def left_unchanged(job: Job, state: State, error: Exception, peak: int | None) -> Move[State]:
+def left_unchanged(job: Job, state: StepState, error: Exception, peak: int | None) -> Transition[StepState]:
     """The step runs unchanged, because of a bug in tfmem; its memory is watched.
 
     Args:
@@ -123,10 +125,10 @@ def left_unchanged(job: Job, state: State, error: Exception, peak: int | None) -
         timeline=None,
         plan=None,
     )
-    return Move(Event.CHOSEN, checking)
+    return Transition(Event.CHOSEN, checking)
 
 
-def keep(job: Job, state: Probed, error: Exception) -> Move[State]:
+def keep(job: Job, state: Probed, error: Exception) -> Transition[StepState]:
     """The best of what ran stays, because nothing else can be planned.
 
     Raises:

@@ -17,7 +17,7 @@ from tfmem.steps.states import (
     Planning,
     Probed,
     Solving,
-    State,
+    StepState,
     Trying,
     Warming,
     Watching,
@@ -27,7 +27,7 @@ from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
 _UNFUSED = Probed | Checking | Watching | Placed | Dividing | Composing
 
 
-def so_far(state: State, stitches: bool) -> Report:
+def so_far(state: StepState, stitches: bool) -> Report:
     """What was decided and measured so far.
 
     Args:

@@ -15,18 +15,18 @@ from graph_passes.report import Report
 from tfmem.runtime.faults import is_fault
 from tfmem.steps import known_moves
 from tfmem.steps.job import Job
-from tfmem.steps.phases import Event, Move
+from tfmem.steps.phases import Event, Transition
 from tfmem.steps.settling import left, probed, settle_trial
-from tfmem.steps.states import Checking, Probed, Search, Solving, State, Trying
+from tfmem.steps.states import Checking, PlanSearch, Probed, Solving, StepState, Trying
 from tfmem.steps.trials import AS_PREDICTED, CPU_RETRIES
 from tfmem.steps.work import Work
 
 MEANWHILE = "an integer program for a faster plan is being solved; until then the plan of `hybrid` runs"
 
 
-def begun(job: Job, state: Checking, search: Search, plan: OffloadPlan) -> Move[State]:
+def begun(job: Job, state: Checking, search: PlanSearch, plan: OffloadPlan) -> Transition[StepState]:
     """A thread solves the program for the budget that `plan` was made for, once the step has run again."""
-    return Move(
+    return Transition(
         Event.SOLVES,
         Solving(
             function=state.function,
@@ -40,13 +40,13 @@ def begun(job: Job, state: Checking, search: Search, plan: OffloadPlan) -> Move[
     )
 
 
-def _work(job: Job, search: Search, budget: int) -> Work[OffloadPlan]:
+def _work(job: Job, search: PlanSearch, budget: int) -> Work[OffloadPlan]:
     """The room of a GPU's allocator is read now, between two calls."""
     make = partial(job.trace.plan, search.timeline, timed=True)
     return Work(replace(job.plans(search.timeline, make), budget=budget).by_program, "tfmem solving")
 
 
-def solved(job: Job, state: Solving) -> Move[State]:
+def solved(job: Job, state: Solving) -> Transition[StepState]:
     """What follows once the thread is done: its plan is tried if it is predicted to be faster."""
     found = state.work.take()
     if found is None:
@@ -60,12 +60,12 @@ def solved(job: Job, state: Solving) -> Move[State]:
     tried = state.search.tried | {found.actions}
     search = replace(state.search, stays=state, solved=state.search.solved + 1, tried=tried)
     try:
-        return Move(Event.NEXT, probed(job, Trying, state, search, found))
+        return Transition(Event.NEXT, probed(job, Trying, state, search, found))
     except Exception as error:
         return _failed(job, state, error)
 
 
-def judged(job: Job, state: Probed, stays: Solving) -> Move[State]:
+def judged(job: Job, state: Probed, stays: Solving) -> Transition[StepState]:
     """What follows a trial of the solver's plan: it runs from now on, it is made for less, or what ran before stays."""
     search, trial = state.search, state.search.trials[-1]
     others = [each.seen.step_seconds for each in search.trials[:-1] if each.seen.peak <= job.limit]
@@ -78,10 +78,10 @@ def judged(job: Job, state: Probed, stays: Solving) -> Move[State]:
         return _stays(job, stays)
     # The timeline shows by now where the first trial took more. A second one that did took more elsewhere.
     budget = trial.plan.budget - (over if search.solved > 1 else 0)
-    return Move(Event.SOLVES, replace(stays, search=search, work=_work(job, search, budget)))
+    return Transition(Event.SOLVES, replace(stays, search=search, work=_work(job, search, budget)))
 
 
-def _stays(job: Job, state: Solving) -> Move[State]:
+def _stays(job: Job, state: Solving) -> Transition[StepState]:
     """What ran while the program was solved stays for good."""
     known_moves.keep(job, state.search.timeline, state.plan, state.report)
     return left(job, state)
@@ -92,7 +92,7 @@ def meanwhile(report: Report) -> Report:
     return replace(report, notes=(*report.notes, MEANWHILE))
 
 
-def _failed(job: Job, state: Solving, error: Exception) -> Move[State]:
+def _failed(job: Job, state: Solving, error: Exception) -> Transition[StepState]:
     if not isinstance(error, BudgetError) and is_fault(error):
         note = job.noted(error, "solving the integer program", "the plan of `hybrid` stays")
         state = replace(state, report=replace(state.report, notes=(*state.report.notes, note)))

@@ -18,7 +18,7 @@ from tfmem.steps.trials import Plans, Trial
 
 if TYPE_CHECKING:
     from tfmem.steps.fuser import Fuser
-    from tfmem.steps.known_profiles import Known
+    from tfmem.steps.known_profiles import KnownProfiles
     from tfmem.steps.managed_step import ManagedStep
     from tfmem.steps.trace import Trace
     from tfmem.steps.variable_copies import Copies
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class StepState:
     """What holds in every phase.
 
     Attributes:
@@ -48,14 +48,14 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given(State):
+class Given(StepState):
     """Nothing is known yet."""
 
     phase = Phase.GIVEN
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planning(State):
+class Planning(StepState):
     """A thread plans.
 
     Attributes:
@@ -67,7 +67,7 @@ class Planning(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class PlanSearch:
     """What is known while a plan is looked for.
 
     Attributes:
@@ -90,7 +90,7 @@ class Search:
     timeline: Timeline
     first: OffloadPlan
     firsts: Iterator[OffloadPlan]
-    known: Known
+    known: KnownProfiles
     observed: bool
     dry_run: bool
     seen: Timeline | None
@@ -104,7 +104,7 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probed(State):
+class Probed(StepState):
     """A plan runs with probes.
 
     Attributes:
@@ -112,7 +112,7 @@ class Probed(State):
         plan: what runs.
     """
 
-    search: Search
+    search: PlanSearch
     plan: OffloadPlan
 
 
@@ -143,7 +143,7 @@ class Trying(Probed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checking(State):
+class Checking(StepState):
     """What was chosen runs as it will stay, and is watched.
 
     Attributes:
@@ -160,11 +160,11 @@ class Checking(State):
     peaks: tuple[int, ...] = ()
     uncounted: int = 0
     replans: int = 0
-    search: Search | None = None
+    search: PlanSearch | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solving(State):
+class Solving(StepState):
     """A thread solves the integer program, while what was checked runs.
 
     Attributes:
@@ -174,13 +174,13 @@ class Solving(State):
     """
 
     phase = Phase.SOLVING
-    search: Search
+    search: PlanSearch
     plan: OffloadPlan
     work: Work[OffloadPlan]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watching(State):
+class Watching(StepState):
     """Plans of several devices run as they will stay, and memory is watched.
 
     Attributes:
@@ -224,7 +224,7 @@ class WatchingTogether(Watching):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed(State):
+class Placed(StepState):
     """Memory is settled.
 
     Attributes:
@@ -236,7 +236,7 @@ class Placed(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fusing(State):
+class Fusing(StepState):
     """A thread plans regions.
 
     Attributes:
@@ -250,7 +250,7 @@ class Fusing(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Composing(State):
+class Composing(StepState):
     """The step with moves and regions runs until its memory is settled; `function` has the moves alone.
 
     Attributes:
@@ -266,7 +266,7 @@ class Composing(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparing(State):
+class Comparing(StepState):
     """The step with its regions is timed against the step without.
 
     Attributes:
@@ -292,14 +292,14 @@ class Comparing(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled(State):
+class Settled(StepState):
     """What runs is final."""
 
     phase = Phase.SETTLED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning(State):
+class Tuning(StepState):
     """It is decided how the step runs, and a thread times the kernels of its regions.
 
     Attributes:
@@ -315,7 +315,7 @@ class Tuning(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiling(State):
+class Compiling(StepState):
     """It is decided how the step runs, and a thread has XLA compile it.
 
     Attributes:
@@ -331,7 +331,7 @@ class Compiling(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dividing(State):
+class Dividing(StepState):
     """A thread divides the step, which runs with its moves until then.
 
     Attributes:
@@ -345,7 +345,7 @@ class Dividing(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed(State):
+class Failed(StepState):
     """What runs is final: the step unchanged, because of a bug in tfmem."""
 
     phase = Phase.FAILED

@@ -110,7 +110,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedChoice:
     """How a choice was made, for the report.
 
     Attributes:

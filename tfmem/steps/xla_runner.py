@@ -22,8 +22,8 @@ from tfmem.capture.xla_draws import differs_in
 from tfmem.capture.xla_function import xla_function
 from tfmem.devices import conditions, is_deterministic
 from tfmem.steps.fuser import Fuser
-from tfmem.steps.phases import Event, Move
-from tfmem.steps.states import Comparing, Compiling, Settled, State
+from tfmem.steps.phases import Event, Transition
+from tfmem.steps.states import Comparing, Compiling, Settled, StepState
 from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Copies, Run, noticed
 from tfmem.steps.variants import Before, Variants
@@ -55,20 +55,20 @@ def against(trace: Trace) -> str:
     return differs_in(graph_def) or noticed(graph_def)
 
 
-def then_xla(fuser: Fuser, move: Move[State]) -> Move[State]:
+def then_xla(fuser: Fuser, move: Transition[StepState]) -> Transition[StepState]:
     """`move`, or that XLA compiles the step first, where what runs is decided and XLA may be faster."""
     stays = move.state
     if not fuser.xla or not isinstance(stays, Settled):
         return move
     try:
         if why := against(fuser.trace):
-            return Move(move.event, _without(stays, f"XLA may not run the step: {why}"))
+            return Transition(move.event, _without(stays, f"XLA may not run the step: {why}"))
         known = fuser.known.find(_key(fuser, stays))
     except Exception as error:
-        return Move(move.event, _without(stays, f"XLA was not timed: {type(error).__name__}: {error}"))
+        return Transition(move.event, _without(stays, f"XLA was not timed: {type(error).__name__}: {error}"))
     if known is not None and not known.is_faster:
-        return Move(move.event, _slower(fuser, stays, known))
-    return Move(Event.COMPILES, Compiling(**vars(_without(stays, COMPILES)), fuser=fuser, stays=stays))
+        return Transition(move.event, _slower(fuser, stays, known))
+    return Transition(Event.COMPILES, Compiling(**vars(_without(stays, COMPILES)), fuser=fuser, stays=stays))
 
 
 def begun(state: Compiling, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Compiling:
@@ -82,29 +82,29 @@ def begun(state: Compiling, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return replace(state, work=work)
 
 
-def compiled(state: Compiling) -> Move[State]:
+def compiled(state: Compiling) -> Transition[StepState]:
     """What follows once the thread has ended: a comparison, if XLA could compile the step."""
     work, fuser, stays = state.work, state.fuser, state.stays
     variants = work.take() if work is not None else None
     if work is None or variants is None:
         error = work.error if work is not None else None
-        return Move(Event.STAYS, _without(stays, f"XLA does not run the step: {_said(error)}"))
+        return Transition(Event.STAYS, _without(stays, f"XLA does not run the step: {_said(error)}"))
     if (times := fuser.known.find(variants.key)) is not None:
         return _raced(state, variants, times, "; known from the cache", Event.STAYS)
-    return Move(Event.TIMED, Comparing(**vars(stays), fuser=fuser, variants=variants))
+    return Transition(Event.TIMED, Comparing(**vars(stays), fuser=fuser, variants=variants))
 
 
-def decided(state: Comparing, times: Times) -> Move[State]:
+def decided(state: Comparing, times: Times) -> Transition[StepState]:
     """The faster one runs from now on."""
     state.fuser.known.keep(state.variants.key, times)
     return _raced(state, state.variants, times, ", on copies", Event.CLEAR)
 
 
-def untimed(state: Comparing, error: Exception) -> Move[State]:
+def untimed(state: Comparing, error: Exception) -> Transition[StepState]:
     """What ran before goes on, since XLA cannot be timed."""
     before = state.variants.before
     assert before is not None
-    return Move(Event.CLEAR, _without(before.stays, f"XLA was not timed: {_said(error)}"))
+    return Transition(Event.CLEAR, _without(before.stays, f"XLA was not timed: {_said(error)}"))
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ def _key(fuser: Fuser, stays: Settled) -> str:
     return key_of(fuser.known, fuser.trace.given().graph_def, facts)
 
 
-def _raced(state: State, variants: Variants, times: Times, how: str, event: Event) -> Move[State]:
+def _raced(state: StepState, variants: Variants, times: Times, how: str, event: Event) -> Transition[StepState]:
     before, fuser = variants.before, state.fuser  # type: ignore[attr-defined]
     assert before is not None
     stays = before.stays
     if not times.is_faster:
-        return Move(event, _slower(fuser, stays, times))
+        return Transition(event, _slower(fuser, stays, times))
     beside = "stitched" if stays.report.fusion_state is Fusion.STITCHED else "without XLA"
     text = f"left to XLA: {1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms {beside}{how}"
     report = replace(
@@ -189,7 +189,7 @@ def _raced(state: State, variants: Variants, times: Times, how: str, event: Even
         notes=(*stays.report.notes, variants.xla),
     )
     kept = (*stays.kept, stays.function)  # runs other shapes
-    return Move(event, replace(stays, function=variants.function, report=report, kept=kept))
+    return Transition(event, replace(stays, function=variants.function, report=report, kept=kept))
 
 
 def _slower(fuser: Fuser, stays: Settled, times: Times) -> Settled:

@@ -85,7 +85,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Pointers:
+class ParameterPointers:
     """Positions of the parameter's pointers."""
 
     parameters: int
@@ -107,6 +107,6 @@ class Pointers:
         return self.first_output + self.outputs + 2 * self.states
 
 
-def pointers_of(spec: Spec) -> Pointers:
+def pointers_of(spec: Spec) -> ParameterPointers:
     outputs = max((len(kind.outputs) for kind in spec.kinds), default=0)
-    return Pointers(len(spec.parameters), outputs, max((len(widths) for widths in spec.types), default=0))
+    return ParameterPointers(len(spec.parameters), outputs, max((len(widths) for widths in spec.types), default=0))

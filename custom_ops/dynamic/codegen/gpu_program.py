@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass, replace
 
 from custom_ops.dynamic.codegen.batch_table import Table, pointers_of
-from custom_ops.dynamic.codegen.on_chip import Chip, Plan, cycles_of_a_node, holder, make_plan
+from custom_ops.dynamic.codegen.on_chip import Chip, ChipPlan, cycles_of_a_node, holder, make_plan
 from custom_ops.dynamic.codegen.segments import KindCode, Segment, kind_code
 from custom_ops.dynamic.codegen.source import (
     ENTRY,
@@ -35,7 +35,7 @@ from custom_ops.dynamic.codegen.source import (
     shared_bytes,
     tile_product,
 )
-from custom_ops.dynamic.codegen.values import Values
+from custom_ops.dynamic.codegen.values import SectionValues
 from custom_ops.dynamic.sections import sections
 from custom_ops.dynamic.spec import Spec
 from custom_ops.jit import nvrtc
@@ -55,7 +55,7 @@ class DynamicProgram:
     """
 
     image: KernelImage
-    plan: Plan
+    plan: ChipPlan
     more: tuple[tuple[str, str], ...]
     rows: int = 1
 
@@ -102,7 +102,7 @@ def build(
     return DynamicProgram(image, plan, tuple(_facts(spec, kinds, plan, table, tiles).items()), rows)
 
 
-def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table, tiles: bool) -> dict[str, str]:
+def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: ChipPlan, table: Table, tiles: bool) -> dict[str, str]:
     facts = {
         "spec": hashlib.sha256(spec.text.encode()).hexdigest(),
         "processors": str(plan.chip.processors),
@@ -114,7 +114,7 @@ def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table, ti
     all_segments = list(numbered_segments(kinds))
     facts["segments"] = str(len(all_segments))
     for number, of_kind, section, segment in all_segments:
-        values = Values(spec, table, pointers_of(spec), of_kind, kinds[of_kind], section)
+        values = SectionValues(spec, table, pointers_of(spec), of_kind, kinds[of_kind], section)
         call = segment.call
         may = call is not None and tiles and tile_product(plan, values, call)
         shape = (call.view.outputs, call.view.depth) if call is not None and may else (0, 0)
@@ -123,7 +123,7 @@ def _facts(spec: Spec, kinds: tuple[KindCode, ...], plan: Plan, table: Table, ti
     return facts
 
 
-def _runners(kind: KindCode, section: int, segment: Segment, plan: Plan) -> tuple[int, int, int]:
+def _runners(kind: KindCode, section: int, segment: Segment, plan: ChipPlan) -> tuple[int, int, int]:
     """Which processors run a segment, and about how many cycles they take for a node."""
     if segment.call is None:
         items = kind.sections[section].items

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from custom_ops.dynamic.codegen.segments import KindCode, View
+from custom_ops.dynamic.codegen.segments import KindCode, MatrixView
 from custom_ops.dynamic.sections import BACK_LEVEL, LEVEL
 
 Home = Literal["registers", "shared", "L2"]
@@ -60,7 +60,7 @@ class Residence:
         staged: nodes whose vectors come into shared memory at a time.
     """
 
-    view: View
+    view: MatrixView
     home: Home
     rows: int
     slots: int
@@ -93,7 +93,7 @@ class Residence:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChipPlan:
     """All views of a net.
 
     Attributes:
@@ -157,7 +157,7 @@ def nodes_of(residence: Residence) -> int:
     return 4 if group <= 4 else 2
 
 
-def views_of(kinds: Sequence[KindCode]) -> dict[View, bool]:
+def views_of(kinds: Sequence[KindCode]) -> dict[MatrixView, bool]:
     """All views, those that read the same block of a matrix as one; each with whether a level reads it."""
     widest: dict[tuple[int, bool, int, int], tuple[int, int, bool]] = {}
     for kind in kinds:
@@ -171,10 +171,10 @@ def views_of(kinds: Sequence[KindCode]) -> dict[View, bool]:
                 old = widest.get(key, (first, end, False))
                 level = old[2] or number in (LEVEL, BACK_LEVEL)
                 widest[key] = (min(first, old[0]), max(end, old[1]), level)
-    return {View(*key, first, end - first): level for key, (first, end, level) in widest.items()}
+    return {MatrixView(*key, first, end - first): level for key, (first, end, level) in widest.items()}
 
 
-def holder(plan: Plan, view: View) -> int:
+def holder(plan: ChipPlan, view: MatrixView) -> int:
     """The number of the residence that has the weights of a call's view."""
     for number, residence in enumerate(plan.residences):
         whole = residence.view
@@ -186,7 +186,9 @@ def holder(plan: Plan, view: View) -> int:
     raise AssertionError(view)
 
 
-def make_plan(kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: int = 0, least_staging: int = 0) -> Plan:
+def make_plan(
+    kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: int = 0, least_staging: int = 0
+) -> ChipPlan:
     """Largest matrices first among those that levels multiply by, then the others; what does not fit stays in L2.
 
     Args:
@@ -214,7 +216,7 @@ def make_plan(kinds: Sequence[KindCode], chip: Chip, rows: int = 1, reserved: in
     room = min(max(staging, STAGING), staging + shared)
     staged = tuple(replace(dealt, staged=_staged(dealt, room)) for dealt in residences)
     staging = max((4 * dealt.staged * dealt.view.depth for dealt in staged), default=0)
-    return Plan(chip, staged, max(staging, least_staging), reserved=reserved)
+    return ChipPlan(chip, staged, max(staging, least_staging), reserved=reserved)
 
 
 def _staged(residence: Residence, room: int) -> int:
@@ -223,7 +225,7 @@ def _staged(residence: Residence, room: int) -> int:
     return max(turn, min(MOST_STAGED, room // (4 * residence.view.depth)) // turn * turn)
 
 
-def _dealt(view: View, home: Home, rows: int, chip: Chip, first: int, everywhere: bool) -> Residence:
+def _dealt(view: MatrixView, home: Home, rows: int, chip: Chip, first: int, everywhere: bool) -> Residence:
     warps = chip.warps * (1 if everywhere else chip.processors)
     blocks = -(-view.outputs // rows)
     return Residence(view, home, rows, -(-blocks // warps), first, everywhere)

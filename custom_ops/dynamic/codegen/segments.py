@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from custom_ops.dynamic.sections import GRADIENTS, Sections, Step
+from custom_ops.dynamic.sections import GRADIENTS, Sections, SectionStep
 
 SOURCES = ("child", "lookup", "row", "one_hot", "random", "adjoint", "loss_adjoint")
 SINKS = ("put_state", "put_loss", "put_output", "put_child")
@@ -31,7 +31,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Item:
+class SegmentItem:
     """A step whose values are named by where they are computed.
 
     Attributes:
@@ -54,7 +54,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class View:
+class MatrixView:
     """A block of a matrix as a product reads it: `outputs` sums of `depth` products.
 
     Attributes:
@@ -77,7 +77,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Part:
+class ProductPart:
     """Outputs of a product that are one value.
 
     Attributes:
@@ -94,12 +94,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Call:
+class ProductCall:
     """One product: the vector that `operands` are side by side, times a view."""
 
-    view: View
+    view: MatrixView
     operands: tuple[Ref, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ProductPart, ...]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Segment:
     """What runs between two barriers: a product, or the items of `rows`."""
 
     round: int
-    call: Call | None = None
+    call: ProductCall | None = None
     rows: tuple[int, ...] = ()
 
 
@@ -115,7 +115,7 @@ class Segment:
 class SectionCode:
     """Items of a section, and its segments."""
 
-    items: tuple[Item, ...]
+    items: tuple[SegmentItem, ...]
     segments: tuple[Segment, ...]
 
 
@@ -127,7 +127,7 @@ class KindCode:
     spilled: tuple[int, ...]
     constants: tuple[float, ...]
     sections: tuple[SectionCode, ...]
-    gradients: tuple[Step, ...]
+    gradients: tuple[SectionStep, ...]
 
 
 def kind_code(how: Sections) -> KindCode:
@@ -141,7 +141,7 @@ def kind_code(how: Sections) -> KindCode:
 class _Product:
     """Products of one matrix that add up to the value of `item`."""
 
-    view: View
+    view: MatrixView
     operands: tuple[Ref, ...]
     item: int
     base: Ref | None
@@ -162,7 +162,7 @@ class _Cutter:
 
     # ---- products ----
 
-    def _dot(self, item: Item) -> Item:
+    def _dot(self, item: SegmentItem) -> SegmentItem:
         if item.op != "product":
             return item
         operand = item.values[0]
@@ -196,7 +196,7 @@ class _Cutter:
         same = other.op == "product" and self._outputs(other) == self._outputs(item)
         return below if same and self.readers[below] == [place] and other.kept < 0 else None
 
-    def _outputs(self, item: Item) -> tuple[int, int, int, int]:
+    def _outputs(self, item: SegmentItem) -> tuple[int, int, int, int]:
         parameter, row, column, transposed = item.numbers
         return parameter, transposed, row if transposed else column, item.width
 
@@ -213,7 +213,7 @@ class _Cutter:
         parameter, transposed, first, width = self._outputs(self.items[chain[0]])
         depth = sum(part[1] for part in parts)
         last = self.items[chain[-1]].values
-        view = View(parameter, bool(transposed), parts[0][0], depth, first, width)
+        view = MatrixView(parameter, bool(transposed), parts[0][0], depth, first, width)
         return _Product(view, tuple(part[2] for part in parts), chain[0], last[1] if len(last) > 1 else None)
 
     def width(self, ref: Ref) -> int:
@@ -251,7 +251,7 @@ class _Cutter:
         refs = (*product.operands, *([product.base] if product.base else []))
         return all(ref.kind != "v" or ref.number in done for ref in refs)
 
-    def _calls(self, ready: list[int], done: set[int]) -> Iterator[Call]:
+    def _calls(self, ready: list[int], done: set[int]) -> Iterator[ProductCall]:
         groups: dict[object, list[_Product]] = {}
         for place in ready:
             product = self.products[place]
@@ -265,8 +265,8 @@ class _Cutter:
             parts = []
             for product in sorted(group, key=lambda product: product.view.first):
                 sinks = tuple(r for r in self.readers[product.item] if self.items[r].op in SINKS)
-                parts.append(Part(product.view.first, product.item, product.base, sinks))
-            yield Call(replace(group[0].view, first=first, outputs=end - first), group[0].operands, tuple(parts))
+                parts.append(ProductPart(product.view.first, product.item, product.base, sinks))
+            yield ProductCall(replace(group[0].view, first=first, outputs=end - first), group[0].operands, tuple(parts))
 
     def _rows(self, left: list[int], done: set[int]) -> list[int]:
         """All that can be computed without another product, in order."""
@@ -293,7 +293,7 @@ class _Cutter:
                 self.spilled.append(item.width)
 
     @staticmethod
-    def _moves(reader: Item, place: int) -> bool:
+    def _moves(reader: SegmentItem, place: int) -> bool:
         """Whether an item reads another at other positions than its own."""
         return reader.op in ("concat", "slice") or (reader.op == "dot" and reader.values[0] == Ref("v", place))
 
@@ -304,7 +304,7 @@ class _Cutter:
         return place
 
 
-def _named(how: Sections, number: int) -> Iterator[Item]:
+def _named(how: Sections, number: int) -> Iterator[SegmentItem]:
     """The steps of a section, each value with its name."""
     scratch: dict[int, int] = {}
     kept: dict[int, int] = {}
@@ -326,7 +326,7 @@ def _named(how: Sections, number: int) -> Iterator[Item]:
             ref = values[0]
             width = 1 if ref.kind == "c" else how.kept[ref.number] if ref.kind == "k" else widths[ref.number]
         widths.append(width)
-        yield Item(
+        yield SegmentItem(
             step.op, width, tuple(values), step.numbers,
             target.number if target is not None and target.kind == "k" else -1,
         )  # fmt: skip

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from custom_ops.dynamic.codegen.batch_table import Table, pointers_of
-from custom_ops.dynamic.codegen.on_chip import Plan, Residence, holder
-from custom_ops.dynamic.codegen.segments import Call, KindCode, Ref, Segment
-from custom_ops.dynamic.codegen.values import Values
+from custom_ops.dynamic.codegen.on_chip import ChipPlan, Residence, holder
+from custom_ops.dynamic.codegen.segments import KindCode, ProductCall, Ref, Segment
+from custom_ops.dynamic.codegen.values import SectionValues
 from custom_ops.dynamic.codegen.vector_code import rows_source
-from custom_ops.dynamic.sections import Step
+from custom_ops.dynamic.sections import SectionStep
 from custom_ops.dynamic.spec import Spec
 
 ENTRY = "dynamic_net"
@@ -25,7 +25,7 @@ _CLOCK_WORDS = 3 * 256
 def generate(
     spec: Spec,
     kinds: Sequence[KindCode],
-    plan: Plan,
+    plan: ChipPlan,
     script_words: int = SCRIPT_WORDS,
     polls: int = POLLS,
     timed: bool = False,
@@ -46,12 +46,12 @@ def reserved_bytes(table: Table, script_words: int = SCRIPT_WORDS, timed: bool =
     return 4 * (_aligned(table.size) + 2 * script_words + 32 + _CLOCK_WORDS * timed)
 
 
-def shared_bytes(table: Table, plan: Plan, script_words: int = SCRIPT_WORDS, timed: bool = False) -> int:
+def shared_bytes(table: Table, plan: ChipPlan, script_words: int = SCRIPT_WORDS, timed: bool = False) -> int:
     """Bytes of shared memory of a processor."""
     return reserved_bytes(table, script_words, timed) + max(plan.staging, TILE_BYTES) + plan.shared
 
 
-def tile_product(plan: Plan, values: Values, call: Call) -> bool:
+def tile_product(plan: ChipPlan, values: SectionValues, call: ProductCall) -> bool:
     """Whether tensor cores may compute a product in tiles: not one that every processor has whole, and only of vectors
     that lie in memory."""
     if plan.residences[holder(plan, call.view)].everywhere or len(call.operands) > MOST_OPERANDS:
@@ -75,7 +75,7 @@ def _aligned(words: int) -> int:
 
 class _Writer:
     def __init__(
-        self, spec: Spec, kinds: Sequence[KindCode], plan: Plan, script_words: int, polls: int, timed: bool
+        self, spec: Spec, kinds: Sequence[KindCode], plan: ChipPlan, script_words: int, polls: int, timed: bool
     ) -> None:
         self.spec, self.kinds, self.plan = spec, kinds, plan
         self.script_words, self.polls, self.timed = script_words, polls, timed
@@ -186,8 +186,8 @@ class _Writer:
         yield from rows_source(values, segment.rows)
         yield "}"
 
-    def _values(self, kind: int, section: int) -> Values:
-        return Values(self.spec, self.table, self.pointers, kind, self.kinds[kind], section)
+    def _values(self, kind: int, section: int) -> SectionValues:
+        return SectionValues(self.spec, self.table, self.pointers, kind, self.kinds[kind], section)
 
     def _tile_products(self) -> Iterator[str]:
         """What tiles of products read (TileProduct of kernels/dynamic_tile.cuh), by segment; of others nothing."""
@@ -204,10 +204,10 @@ class _Writer:
             texts.append(f"{{{', '.join(map(str, words))}, {len(call.operands)}, {{{', '.join(map(str, ends))}}}}}")
         yield f"__device__ const TileProduct tile_products[] = {{{', '.join(texts) or '{}'}}};"
 
-    def _as_tiles(self, values: Values, call: Call) -> bool:
+    def _as_tiles(self, values: SectionValues, call: ProductCall) -> bool:
         return tile_product(self.plan, values, call)
 
-    def _product(self, values: Values, call: Call, segment: int) -> Iterator[str]:
+    def _product(self, values: SectionValues, call: ProductCall, segment: int) -> Iterator[str]:
         number = holder(self.plan, call.view)
         residence = self.plan.residences[number]
         fours = all(values.pointer(ref) is not None and values.width(ref) % 4 == 0 for ref in call.operands)
@@ -271,7 +271,7 @@ class _Writer:
         ]
         yield from sorted(found, key=lambda step: step[0])
 
-    def _gradient_step(self, kind: int, code: KindCode, step: Step) -> str:
+    def _gradient_step(self, kind: int, code: KindCode, step: SectionStep) -> str:
         table = self.table.kinds[kind]
         last = step.values[-1].number  # what columns have
         width, place = code.kept[last], table.kept[last]

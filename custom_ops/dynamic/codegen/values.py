@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from custom_ops.dynamic.codegen.batch_table import KindTable, Pointers, Table
-from custom_ops.dynamic.codegen.segments import SOURCES, Item, KindCode, Ref, SectionCode
+from custom_ops.dynamic.codegen.batch_table import KindTable, ParameterPointers, Table
+from custom_ops.dynamic.codegen.segments import SOURCES, KindCode, Ref, SectionCode, SegmentItem
 from custom_ops.dynamic.node_code import Parameter
 from custom_ops.dynamic.spec import Spec
 from custom_ops.expr.cuda import literal
@@ -16,17 +16,19 @@ def stride_of(width: int) -> int:
     return 1 if width == 1 else (width + 15) // 16 * 16
 
 
-class Values:
+class SectionValues:
     """Where the values of one section of one kind are; `row` is the kind's row."""
 
-    def __init__(self, spec: Spec, table: Table, pointers: Pointers, number: int, code: KindCode, section: int) -> None:
+    def __init__(
+        self, spec: Spec, table: Table, pointers: ParameterPointers, number: int, code: KindCode, section: int
+    ) -> None:
         self.spec, self.table, self.pointers, self.code = spec, table, pointers, code
         self.kind = spec.kinds[number]
         self.words: KindTable = table.kinds[number]
         self.section: SectionCode = code.sections[section]
 
     @property
-    def items(self) -> tuple[Item, ...]:
+    def items(self) -> tuple[SegmentItem, ...]:
         return self.section.items
 
     @property
@@ -50,7 +52,7 @@ class Values:
     def _row(self, word: int, width: int, row: str = "row") -> str:
         return f"net.row({word}, {row}, {stride_of(width)})"
 
-    def sink(self, item: Item) -> str:
+    def sink(self, item: SegmentItem) -> str:
         """A pointer to where an item puts a row."""
         numbers = item.numbers
         match item.op:
@@ -75,7 +77,7 @@ class Values:
             return self.source(self.items[ref.number], j)
         return f"{self.memory(ref)}[{'0' if self.width(ref) == 1 else j}]"
 
-    def source(self, item: Item, j: str) -> str:
+    def source(self, item: SegmentItem, j: str) -> str:
         """What is read from outside of the kind's values."""
         n, width = item.numbers, item.width
         j = "0" if width == 1 else j
@@ -111,7 +113,7 @@ class Values:
             return None
         return self.memory(ref) if item.in_memory else None
 
-    def _pointer_to_source(self, item: Item) -> str:
+    def _pointer_to_source(self, item: SegmentItem) -> str:
         n = item.numbers
         match item.op:
             case "child":
@@ -125,7 +127,7 @@ class Values:
                 return f"net.parameter({self.pointers.parameter(n[0])}) + {n[1]}"
         raise AssertionError(item.op)
 
-    def weight(self, item: Item, j: str, k: int) -> str:
+    def weight(self, item: SegmentItem, j: str, k: int) -> str:
         """What a product multiplies number `k` by for its output `j`."""
         parameter, row, column, transposed = item.numbers
         columns = self.parameters[parameter].shape[-1]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from custom_ops.dynamic.codegen.segments import SINKS, SOURCES, Item, Ref
-from custom_ops.dynamic.codegen.values import Values
+from custom_ops.dynamic.codegen.segments import SINKS, SOURCES, Ref, SegmentItem
+from custom_ops.dynamic.codegen.values import SectionValues
 from custom_ops.expr.cuda import emit_cuda, literal
 from custom_ops.expr.nodes import Elementwise
 
@@ -20,13 +20,13 @@ _REDUCTIONS = {  # its start, a step, and the team's
 _MOVED = ("concat", "slice", "dot")  # read at other positions than they are computed at
 
 
-def rows_source(values: Values, places: Sequence[int]) -> list[str]:
+def rows_source(values: SectionValues, places: Sequence[int]) -> list[str]:
     """C++ for one row, within a loop over `row`."""
     return _Rows(values, places).write()
 
 
 class _Rows:
-    def __init__(self, values: Values, places: Sequence[int]) -> None:
+    def __init__(self, values: SectionValues, places: Sequence[int]) -> None:
         self.values, self.items = values, values.items
         self.left = list(places)
         self.own = set(places)
@@ -74,7 +74,7 @@ class _Rows:
                     self._number(place, item)
                     again = True
 
-    def _number(self, place: int, item: Item) -> None:
+    def _number(self, place: int, item: SegmentItem) -> None:
         if item.op in SINKS:
             value = self._value(item.values[0], {}, self.lines)
             self.lines.append(f"if (team.rank == 0) {self.values.sink(item)}[0] = {value};")
@@ -173,7 +173,7 @@ class _Rows:
         (self.of_row if number else local)[ref] = name
         return name
 
-    def _text(self, item: Item, j: str, local: dict[Ref, str], body: list[str]) -> str:
+    def _text(self, item: SegmentItem, j: str, local: dict[Ref, str], body: list[str]) -> str:
         if item.op in SOURCES:
             return self.values.source(item, j)
         if item.op == "slice":
@@ -187,7 +187,7 @@ class _Rows:
         arguments = [self._value(ref, local, body) for ref in item.values]
         return _elementwise(item.op, arguments)
 
-    def _concat(self, item: Item, j: str) -> str:
+    def _concat(self, item: SegmentItem, j: str) -> str:
         text, start = "", 0
         for number, ref in enumerate(item.values):
             width = self.values.width(ref)
@@ -197,7 +197,7 @@ class _Rows:
             start += width
         return f"({text})"
 
-    def _dot(self, item: Item, j: str, local: dict[Ref, str], body: list[str]) -> str:
+    def _dot(self, item: SegmentItem, j: str, local: dict[Ref, str], body: list[str]) -> str:
         """A sum of few products: what is multiplied lies in variables of the row."""
         operand, width = item.values[0], self.values.width(item.values[0])
         terms = [self._value(ref, local, body) for ref in item.values[1:]]

@@ -28,9 +28,9 @@ from collections.abc import Iterable
 
 from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.kernel import FusionKernel
-from custom_ops.fusion.codegen.plan.arguments import Argument
+from custom_ops.fusion.codegen.plan.arguments import ArgumentWord
 from custom_ops.fusion.codegen.plan.in_place import in_place
-from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan, tile_axes
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, tile_axes
 from custom_ops.fusion.codegen.plan.mapping import TILE
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.codegen.plan.shared import SIZES
@@ -41,7 +41,7 @@ def describe(kernel: FusionKernel) -> dict[str, int | str]:
     pattern, plan = kernel.plan.pattern, kernel.plan
     buffers = {(buffer.kind, buffer.number): number for number, buffer in enumerate(kernel.buffers)}
 
-    def word(argument: Argument) -> str:
+    def word(argument: ArgumentWord) -> str:
         match argument.kind:
             case "parts" | "saved":
                 return f"buffer:{buffers[argument.kind, argument.number]}"
@@ -53,7 +53,7 @@ def describe(kernel: FusionKernel) -> dict[str, int | str]:
                 return argument.kind
         return f"{argument.kind}:{argument.number}"
 
-    def buffer(argument: Argument) -> str:
+    def buffer(argument: ArgumentWord) -> str:
         sizes = [_size(pattern, axis) for axis in pattern.program.types[argument.number].axes]
         if argument.kind == "parts":
             number = plan.parts[argument.number]
@@ -81,7 +81,7 @@ def _spans(pattern: Pattern) -> list[str]:
     return list(dict.fromkeys([*tensors, *roots]))
 
 
-def _piece(plan: Plan, piece: Piece) -> str:
+def _piece(plan: KernelPlan, piece: Piece) -> str:
     pattern = plan.pattern
 
     def factor(each: int, axes: Iterable[int]) -> str:

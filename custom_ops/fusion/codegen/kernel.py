@@ -8,13 +8,20 @@ from functools import cached_property
 from math import prod
 
 from custom_ops.errors import KernelError
-from custom_ops.fusion.codegen.plan.arguments import Argument, buffers
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration, Piece, Plan, own_values, plan, tile_axes
+from custom_ops.fusion.codegen.plan.arguments import ArgumentWord, buffers
+from custom_ops.fusion.codegen.plan.kernel_plan import (
+    KernelPlan,
+    PatternConfiguration,
+    Piece,
+    own_values,
+    plan,
+    tile_axes,
+)
 from custom_ops.fusion.codegen.plan.mapping import TILE
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.codegen.plan.registers import keep
 from custom_ops.fusion.codegen.plan.shared import SIZES, shared_bytes
-from custom_ops.fusion.codegen.write.source import ENTRY, Source, write
+from custom_ops.fusion.codegen.write.source import ENTRY, KernelSource, write
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage, code_of
@@ -51,17 +58,17 @@ class FusionKernel:
         entry: its name.
     """
 
-    plan: Plan
+    plan: KernelPlan
     wide: bool = False
     entry: str = ENTRY
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> KernelSource:
         """Its text and its arguments."""
         return write(self.plan, self.entry, self.wide)
 
     @cached_property
-    def buffers(self) -> tuple[Argument, ...]:
+    def buffers(self) -> tuple[ArgumentWord, ...]:
         """Device memory that it needs beside its tensors; of the sizes that `launch` says."""
         return buffers(self.plan)
 
@@ -207,7 +214,7 @@ def fit(counts: Sequence[int], slabs: Sequence[int], resident: int) -> list[int]
     return fitted
 
 
-def make(pattern: Pattern, configuration: Configuration, wide: bool = False, entry: str = ENTRY) -> FusionKernel:
+def make(pattern: Pattern, configuration: PatternConfiguration, wide: bool = False, entry: str = ENTRY) -> FusionKernel:
     """The kernel of a configuration.
 
     Raises:

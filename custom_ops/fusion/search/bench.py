@@ -18,15 +18,15 @@ from custom_ops.expr import reference
 from custom_ops.expr.reference import numpy_dtype
 from custom_ops.expr.table_entry import FLOATS
 from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.kernel_model import H200, Gpu, ranked
 from custom_ops.fusion.search.space import kernels, layouts
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
-from custom_ops.jit.device import Device
-from custom_ops.jit.launch import Enqueue, Kernel, Module
-from custom_ops.timing.tuner import Measured
+from custom_ops.jit.device import DeviceContext
+from custom_ops.jit.launch import Enqueue, LoadedKernel, Module
+from custom_ops.timing.tuner import MeasuredKernel
 
 CHECKED = 1 << 16  # elements of all tensors and outputs, at most, for results to be compared with the definition
 EXACT, ROUNDED = 1e-4, 4e-3  # what results may be off by; the latter of products in TF32
@@ -44,13 +44,13 @@ def shapes_of(text: str) -> list[tuple[int, ...]]:
     return [() if word == "." else tuple(map(int, word.split("x"))) for word in text.split()]
 
 
-def parse(values: Any) -> Configuration:
+def parse(values: Any) -> PatternConfiguration:
     """The configuration that `asdict` made `values` of.
 
     Raises:
         ValueError, TypeError, AttributeError: there is none.
     """
-    configuration = Configuration(**values)
+    configuration = PatternConfiguration(**values)
     if not all(type(value) is type(field) for value, field in zip(values.values(), ("", 0, 0), strict=True)):
         raise ValueError(f"{values}: expected a template and two numbers")
     return configuration
@@ -58,10 +58,10 @@ def parse(values: Any) -> Configuration:
 
 def candidates(
     pattern: Pattern, processors: int, gpu: Gpu = H200
-) -> Callable[[str], Sequence[tuple[Configuration, float]]]:
+) -> Callable[[str], Sequence[tuple[PatternConfiguration, float]]]:
     """All configurations for a point, ranked by the model."""
 
-    def of(where: str) -> list[tuple[Configuration, float]]:
+    def of(where: str) -> list[tuple[PatternConfiguration, float]]:
         shapes = shapes_of(where)
         sizes = pattern.program.sizes(pattern.merged(shapes))
         wide = positions(pattern, shapes) >= NARROW
@@ -73,7 +73,7 @@ def candidates(
     return of
 
 
-def _in_turn(found: Sequence[tuple[Configuration, float]]) -> list[tuple[Configuration, float]]:
+def _in_turn(found: Sequence[tuple[PatternConfiguration, float]]) -> list[tuple[PatternConfiguration, float]]:
     """The best of each size of CTAs, then the second best, and so on: the model knows little of what that size does to
     the tiles of products, and only the first few are timed."""
     ranks: dict[int, int] = {}
@@ -84,10 +84,10 @@ def _in_turn(found: Sequence[tuple[Configuration, float]]) -> list[tuple[Configu
     return [each for _, _, each in sorted(keyed, key=lambda key: key[:2])]
 
 
-class Launcher:
+class PatternLauncher:
     """A loaded kernel with the memory that it needs beside its tensors."""
 
-    def __init__(self, kernel: FusionKernel, compiled: Kernel, device: Device) -> None:
+    def __init__(self, kernel: FusionKernel, compiled: LoadedKernel, device: DeviceContext) -> None:
         self.kernel, self.compiled, self._device = kernel, compiled, device
         self._blocks: list[int] = []
 
@@ -133,21 +133,21 @@ class Launcher:
 
 
 class FusionBench:
-    """A `tune.Bench` of one pattern on a device; its points are the shapes of the tensors. Benches in several threads
+    """A `tuner.Bench` of one pattern on a device; its points are the shapes of the tensors. Benches in several threads
     take turns on the device.
 
     Attributes:
         identity: all that a time or a kernel depends on, as one name.
     """
 
-    def __init__(self, pattern: Pattern, device: Device, cache: Cache, wide: bool = False) -> None:
+    def __init__(self, pattern: Pattern, device: DeviceContext, cache: Cache, wide: bool = False) -> None:
         """`wide`: whether indices need 64 bits."""
         self._pattern, self._device, self._cache, self._wide = pattern, device, cache, wide
         versions = f"{device.name} {device.arch} {device.driver_version()}"
         self.identity = digest(pattern.digest, versions, _sources())
-        self._refused: dict[Configuration, str] = {}  # what cannot be compiled, with the reason
+        self._refused: dict[PatternConfiguration, str] = {}  # what cannot be compiled, with the reason
 
-    def compile(self, configurations: Sequence[Configuration]) -> None:
+    def compile(self, configurations: Sequence[PatternConfiguration]) -> None:
         """Compile into the cache; any thread may call."""
         for configuration in configurations:
             try:
@@ -155,7 +155,7 @@ class FusionBench:
             except KernelError as error:
                 self._refused[configuration] = str(error)
 
-    def measure(self, configuration: Configuration, where: str) -> Measured:
+    def measure(self, configuration: PatternConfiguration, where: str) -> MeasuredKernel:
         """Run it, see whether it is right where that takes no time, and time it.
 
         Raises:
@@ -166,24 +166,24 @@ class FusionBench:
         kernel = make(self._pattern, configuration, self._wide)
         image = self._image(kernel)
         with self._device.turn(), contextlib.closing(Module(image.code, self._device.driver)) as module:
-            compiled = Kernel(image, module)
-            with contextlib.closing(Launcher(kernel, compiled, self._device)) as launcher:
+            compiled = LoadedKernel(image, module)
+            with contextlib.closing(PatternLauncher(kernel, compiled, self._device)) as launcher:
                 milliseconds, found = self._timed(launcher, shapes_of(where))
         if found:  # compared after the turn, for which steps wait
             self._require_right(found, shapes_of(where))
-        return Measured(1e6 * milliseconds, compiled.registers, compiled.local)
+        return MeasuredKernel(1e6 * milliseconds, compiled.registers, compiled.local)
 
-    def kind(self, configuration: Configuration) -> Hashable:
+    def kind(self, configuration: PatternConfiguration) -> Hashable:
         """The owners of rows, and how many phases; without the numbers."""
         plan = make(self._pattern, configuration, self._wide).plan
         return plan.phases, tuple((piece.phase, piece.rows, piece.owner.kind) for piece in plan.pieces)
 
-    def parse(self, values: Any) -> Configuration:
-        """See `tune.Bench`."""
+    def parse(self, values: Any) -> PatternConfiguration:
+        """See `tuner.Bench`."""
         return parse(values)
 
     def name(self, where: str) -> str:
-        """See `tune.Bench`."""
+        """See `tuner.Bench`."""
         return f"tensors of shapes {where}"
 
     def _image(self, kernel: FusionKernel) -> Any:
@@ -195,7 +195,7 @@ class FusionBench:
         tensors = [np.resize(_sample(dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
         _require_right(found, reference.run(program, tensors), ROUNDED if self._pattern.tiles else EXACT)
 
-    def _timed(self, launcher: Launcher, shapes: Sequence[tuple[int, ...]]) -> tuple[float, list[NDArray[Any]]]:
+    def _timed(self, launcher: PatternLauncher, shapes: Sequence[tuple[int, ...]]) -> tuple[float, list[NDArray[Any]]]:
         """Milliseconds, and the results where they are few."""
         program, device = self._pattern.original, self._device
         sizes = program.sizes(shapes)
@@ -217,7 +217,7 @@ class FusionBench:
                 device.free(place)
 
 
-def _uploaded(device: Device, dtype: str, shape: tuple[int, ...]) -> int:
+def _uploaded(device: DeviceContext, dtype: str, shape: tuple[int, ...]) -> int:
     sample = _sample(dtype)
     size = prod(shape) * sample.itemsize
     return device.upload(sample.view(np.uint8)[:size], size)

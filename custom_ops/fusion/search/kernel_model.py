@@ -18,7 +18,7 @@ from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.plan.addresses import in_step, lies_along
 from custom_ops.fusion.codegen.plan.arguments import storage
 from custom_ops.fusion.codegen.plan.contraction import CHUNK, LANES, Tile
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Piece, counted, tile_axes
+from custom_ops.fusion.codegen.plan.kernel_plan import Piece, RowLoop, counted, tile_axes
 from custom_ops.fusion.codegen.plan.pattern import Root
 from custom_ops.fusion.codegen.plan.registers import ahead, ctas_at_once, keep, lane_rows
 from custom_ops.fusion.codegen.plan.segment_ids import CHUNK_OPERATIONS
@@ -226,7 +226,7 @@ class _Cost:
         share = self.threads if number else self.piece.owner.threads
         return self.gpu.cache_latency * max(1.0, count / share / IN_FLIGHT)
 
-    def _nodes(self, loop: Loop, kept: frozenset[int]) -> list[object]:
+    def _nodes(self, loop: RowLoop, kept: frozenset[int]) -> list[object]:
         nodes = self.pattern.program.nodes
         own = {root.node for root in self.piece.roots if root.output is None} | kept
         return [nodes[place] for place in {p for root in loop.roots for p in self.pattern.needs(root, own)} - own]
@@ -260,7 +260,7 @@ class _Cost:
                     first += prod(self.sizes[axis] for axis in root.axes) * _size(types[root.node].dtype)
         return first, again, operations
 
-    def _drawing(self, loop: Loop, node: Random) -> float:
+    def _drawing(self, loop: RowLoop, node: Random) -> float:
         """Operations for one random number: those of a group, shared by the elements that a thread sees at once."""
         axes = (*self.piece.rows, *loop.axes)
         width = max(loop.vector, self.piece.vector)
@@ -298,7 +298,7 @@ class _Cost:
                 operations += count(root.axes) * FMA_OPERATIONS
         return first, again, operations
 
-    def _read(self, piece: Piece, loop: Loop, node: Input, axes: set[int]) -> float:
+    def _read(self, piece: Piece, loop: RowLoop, node: Input, axes: set[int]) -> float:
         """Bytes of what a loop reads: once what does not vary along some of its axes, which caches hold."""
         along = {term.axis for index in node.index for term in index.terms}
         size = _size(self.pattern.program.tensors[node.tensor].dtype)

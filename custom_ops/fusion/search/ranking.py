@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, TypeAlias
 
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import candidates, point
 
 MOST = 200  # that are kept of a pattern: a tuner looks at the first few, and for others of the fastest one's kind
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-Ranked: TypeAlias = Sequence[tuple[Configuration, float]]  # best first, with the nanoseconds predicted
+Ranked: TypeAlias = Sequence[tuple[PatternConfiguration, float]]  # best first, with the nanoseconds predicted
 Run: TypeAlias = Callable[..., Any]  # a function and its arguments: what it gives, from another process
 
 

@@ -21,7 +21,7 @@ from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.plan.addresses import lies_along
 from custom_ops.fusion.codegen.plan.contraction import CHUNK, EACH, LANES, TENSOR_ROWS, Tile
-from custom_ops.fusion.codegen.plan.kernel_plan import Configuration
+from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.mapping import TILE, WARP
 from custom_ops.fusion.codegen.plan.pattern import Pattern, Root
 from custom_ops.fusion.codegen.plan.registers import UNROLLED, repeated
@@ -37,7 +37,7 @@ Stitching: TypeAlias = tuple[Rows, ...]  # of each component
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """How rows are laid out.
 
     Attributes:
@@ -57,14 +57,14 @@ class Layout:
     cache: bool
 
 
-def kernels(pattern: Pattern, sizes: Sequence[int], laid_out: Iterable[Layout]) -> Iterator[FusionKernel]:
+def kernels(pattern: Pattern, sizes: Sequence[int], laid_out: Iterable[RowLayout]) -> Iterator[FusionKernel]:
     """All kernels that there are for a pattern, for axes of these sizes."""
-    seen: set[Configuration] = set()
+    seen: set[PatternConfiguration] = set()
     groups = components(pattern)
     for stitching, layout in product(_stitchings(pattern, sizes, groups), list(laid_out)):
         for tile in tiles(pattern, sizes, layout.threads) if pattern.tiles else [None]:
             template = Templates(pattern, sizes, groups, stitching, layout, tile).text()
-            configuration = Configuration(template, layout.threads, layout.vector if stitching else 1)
+            configuration = PatternConfiguration(template, layout.threads, layout.vector if stitching else 1)
             if configuration in seen:
                 continue
             seen.add(configuration)
@@ -196,13 +196,13 @@ def _kind(root: Root, rows: Rows) -> str:
     return "over" if rows and rows <= reduced and (not kept or reduced == rows) else "own"
 
 
-def layouts(pattern: Pattern, processors: int) -> Iterator[Layout]:
+def layouts(pattern: Pattern, processors: int) -> Iterator[RowLayout]:
     """Layouts worth a try on a device of so many multiprocessors."""
     dtypes = {tensor.dtype for tensor in pattern.program.tensors}
     widest = 8 if dtypes & HALF_TYPES.keys() else 4 if dtypes & {"float32", "int32"} else 2
     for threads, vector, each in product((256, 128, 512, 1024), (widest, 1), (1, 4, 8)):
         for split in (False, True):
-            yield Layout(threads, vector, each * vector, processors * 2048 // threads, split, each == 1)
+            yield RowLayout(threads, vector, each * vector, processors * 2048 // threads, split, each == 1)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Templates:
     sizes: Sequence[int]
     groups: Sequence[Sequence[Root]]
     stitching: Stitching
-    layout: Layout
+    layout: RowLayout
     tile: Tile | None = None
 
     def text(self) -> str:

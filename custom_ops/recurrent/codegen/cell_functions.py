@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from custom_ops.expr.cuda import emit_cuda, literal
 from custom_ops.expr.nodes import Elementwise
-from custom_ops.recurrent.cell import Cell, Constant, Invariant, Node, Product, RowSum, Sequence, State, Vector
-from custom_ops.recurrent.codegen.schedule import Schedule
+from custom_ops.recurrent.cell import Cell, CellConstant, Invariant, Node, Product, RowSum, Sequence, State, Vector
+from custom_ops.recurrent.codegen.schedule import CellSchedule
 
 ARGUMENTS = "E& element, const At& at"
 
 
-class Pointers:
+class TensorPointers:
     """The places of a direction's tensors among the kernel's parameters: the op's inputs, then its outputs."""
 
     def __init__(self, cell: Cell) -> None:
@@ -24,7 +24,7 @@ class Pointers:
         self.count = self.finals + len(cell.states)
 
 
-def cell_struct(plan: Schedule) -> str:
+def cell_struct(plan: CellSchedule) -> str:
     """`struct Cell`, for the templates of kernels/recurrent.cuh."""
     writer = CellWriter(plan)
     stages = range(plan.stages)
@@ -51,9 +51,9 @@ def cell_struct(plan: Schedule) -> str:
 class CellWriter:
     """Writes the functions one by one; replicated_source.py overrides what is different for all units."""
 
-    def __init__(self, plan: Schedule) -> None:
+    def __init__(self, plan: CellSchedule) -> None:
         self.plan, self.cell = plan, plan.cell
-        self.pointers = Pointers(plan.cell)
+        self.pointers = TensorPointers(plan.cell)
         live = [(place, node) for place, node in enumerate(plan.cell.nodes) if plan.live[place]]
         self.sequences = [place for place, node in live if isinstance(node, Sequence)]
         self.inputs = sorted({node.tensor for _, node in live if isinstance(node, Sequence)})
@@ -193,7 +193,7 @@ class CellWriter:
     def read(self, place: int, stage: int) -> str:
         """The value of node `place`, as code of `stage` sees it."""
         match self.cell.nodes[place]:
-            case Constant(value=value):
+            case CellConstant(value=value):
                 return literal(value, "float32")
             case State(index=index):
                 return f"element.state_{index}"

@@ -14,8 +14,8 @@ from custom_ops.machine import WARP, registers_of, shared_memory
 from custom_ops.pow2 import round_down_pow2
 from custom_ops.recurrent.bounds import products_are_bounded
 from custom_ops.recurrent.codegen.replicated_schedule import replicated_schedule
-from custom_ops.recurrent.codegen.schedule import Buffer, Gemm, Schedule, schedule
-from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, Layout
+from custom_ops.recurrent.codegen.schedule import CellSchedule, Gemm, StageBuffer, schedule
+from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, KernelLayout
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 FORMS = {"floats": 0, "pairs": 1, "halves": 2, "bfloats": 3}  # enum Form of kernels/operands.cuh
@@ -49,7 +49,7 @@ def chunk_words(spec: RecurrentSpec, configuration: Configuration) -> int:
     return 4 if configuration.product == "half" and spec.precision != "highest" else 8
 
 
-def scheduled(spec: RecurrentSpec, configuration: Configuration) -> Schedule:
+def scheduled(spec: RecurrentSpec, configuration: Configuration) -> CellSchedule:
     """What a kernel does in each stage.
 
     Raises:
@@ -61,7 +61,7 @@ def scheduled(spec: RecurrentSpec, configuration: Configuration) -> Schedule:
 
 
 @lru_cache(maxsize=1 << 14)  # of one search, and no more
-def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layout:
+def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> KernelLayout:
     """Place everything.
 
     Raises:
@@ -89,13 +89,13 @@ def layout(spec: RecurrentSpec, configuration: Configuration, arch: int) -> Layo
     return result
 
 
-def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> Layout:
+def fallback_layout(spec: RecurrentSpec, configuration: Configuration) -> KernelLayout:
     """One CTA for each group, everything in its scratch: what runs when a grid barrier failed."""
     return _in_scratch(spec, configuration.rows, configuration.threads)
 
 
 @lru_cache(maxsize=1 << 10)  # a search asks for the same few again and again
-def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> Layout:
+def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> KernelLayout:
     plan = schedule(spec.cell)
     tile = _round_up(spec.units, 4)
     place, buffers = 0, []
@@ -108,7 +108,7 @@ def _in_scratch(spec: RecurrentSpec, rows: int, threads: int) -> Layout:
     sums = max((len(buffer.operands) for buffer in plan.buffers if buffer.kind == "sums"), default=0)
     staging, place = place, place + sums * rows * tile * 4
     items = -(-rows * tile // threads)
-    return Layout(tile, rows, rows, items, 0, 0, (), tuple(buffers), staging, 0, 0, place, 0)
+    return KernelLayout(tile, rows, rows, items, 0, 0, (), tuple(buffers), staging, 0, 0, place, 0)
 
 
 class _Mapping(NamedTuple):
@@ -124,7 +124,7 @@ class _Mapping(NamedTuple):
 class _Layouter:
     """Hands out shared memory and scratch, front to back."""
 
-    def __init__(self, spec: RecurrentSpec, configuration: Configuration, plan: Schedule) -> None:
+    def __init__(self, spec: RecurrentSpec, configuration: Configuration, plan: CellSchedule) -> None:
         self.spec, self.configuration, self.plan = spec, configuration, plan
         self.form = operand_form(spec, configuration)
         self.tile = _round_up(-(-spec.units // configuration.ctas), 4)
@@ -142,7 +142,7 @@ class _Layouter:
         self.places: dict[tuple[int, int], list[int]] = {}  # by operands and stride, see `_place`
         self.places_used: Counter[tuple[tuple[int, int], int]] = Counter()  # of them, by a stage so far
 
-    def layout(self) -> Layout:
+    def layout(self) -> KernelLayout:
         c = self.configuration
         barriers = [
             self._take(16 if c.exchange == "cluster" and buffer.exchanged else 0) for buffer in self.plan.buffers
@@ -178,12 +178,12 @@ class _Layouter:
         if c.needs_fallback:  # it starts over in the same scratch
             self.scratch = max(self.scratch, fallback_layout(self.spec, c).scratch)
         weights = c.register_weights - self.registers_left
-        return Layout(
+        return KernelLayout(
             self.tile, self.rows, self.padded_rows, items, self.sum_lanes, self.replica_items, gemms, tuple(buffers),
             staging, kept, self.shared, self.scratch, weights,
         )  # fmt: skip
 
-    def _place(self, buffer: Buffer, stride: int, size: int) -> int:
+    def _place(self, buffer: StageBuffer, stride: int, size: int) -> int:
         """Where a buffer lies. In a grid it takes the place of one of an earlier stage.
 
         Only the products of that stage read the earlier one, and the CTA waits after them. A buffer gets a new place
@@ -225,7 +225,7 @@ class _Layouter:
         return _Mapping(columns, depth, lanes, thread_columns, -(-depth // 4 // lanes))
 
     def _sum_lanes(self) -> int:
-        """`Layout.sum_lanes`: sums stay in registers where each subgroup has one unit of all products, no warp is
+        """`KernelLayout.sum_lanes`: sums stay in registers where each subgroup has one unit of all products, no warp is
         without units, and each lane has one row. Not with more threads, lanes and rows than `IN_REGISTERS` says."""
         c, gemms = self.configuration, self.plan.gemms
         if c.tensor_cores or c.replicated or c.slices > 1 or c.exchange == "launches" or not gemms:

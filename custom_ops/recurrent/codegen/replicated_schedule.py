@@ -19,11 +19,11 @@ from functools import cache
 from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Elementwise, live_nodes
 from custom_ops.recurrent.cell import Cell, Product, RowSum, State, arguments_of
-from custom_ops.recurrent.codegen.schedule import RESULTS, Buffer, Gemm, Schedule, carried, schedule
+from custom_ops.recurrent.codegen.schedule import RESULTS, CellSchedule, Gemm, StageBuffer, carried, schedule
 
 
 @cache
-def replicated_schedule(cell: Cell) -> Schedule:
+def replicated_schedule(cell: Cell) -> CellSchedule:
     """`schedule(cell)` without the exchanges that replicas save.
 
     Args:
@@ -60,10 +60,10 @@ def replicated_schedule(cell: Cell) -> Schedule:
     return replace(replica, live=own, carried=carried(cell, own, ends), replica=replica)
 
 
-def _in_parts(plan: Schedule, gemm: Gemm, buffers: list[Buffer]) -> Gemm:
+def _in_parts(plan: CellSchedule, gemm: Gemm, buffers: list[StageBuffer]) -> Gemm:
     """`gemm` of a CTA's own units of its operands, which are states; adds what it reads and what it sends."""
     operands = plan.buffers[gemm.buffer].operands
-    buffers += [Buffer(0, operands, "own"), Buffer(0, gemm.products, "parts")]
+    buffers += [StageBuffer(0, operands, "own"), StageBuffer(0, gemm.products, "parts")]
     return replace(gemm, buffer=len(buffers) - 2, parts=len(buffers) - 1)
 
 
@@ -73,7 +73,7 @@ def can_replicate(cell: Cell) -> bool:
     return bool(_local_stages(schedule(cell)))
 
 
-def _local_stages(plan: Schedule) -> frozenset[int]:
+def _local_stages(plan: CellSchedule) -> frozenset[int]:
     """Stages that need not wait for other CTAs, since all that they wait for can be computed everywhere."""
     cell = plan.cell
     given = {place for buffer in plan.buffers if buffer.stage == 0 for place in buffer.operands}

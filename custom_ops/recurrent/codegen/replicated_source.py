@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from custom_ops.recurrent.cell import Sequence, State
 from custom_ops.recurrent.codegen.cell_functions import ARGUMENTS, CellWriter
-from custom_ops.recurrent.codegen.schedule import Schedule
+from custom_ops.recurrent.codegen.schedule import CellSchedule
 
 
-def replica_struct(plan: Schedule) -> str:
+def replica_struct(plan: CellSchedule) -> str:
     """`struct Replica`, for the template of kernels/replicas.cuh; `plan` is the replica of a schedule."""
     writer = _ReplicaWriter(plan)
     stages = range(plan.stages)

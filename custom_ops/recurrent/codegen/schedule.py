@@ -48,7 +48,7 @@ class Gemm:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class StageBuffer:
     """What is put down for one stage, by all CTAs of a group for each other or by a CTA for itself.
 
     Attributes:
@@ -73,7 +73,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class CellSchedule:
     """A cell, in the order in which a kernel computes it.
 
     Attributes:
@@ -87,9 +87,9 @@ class Schedule:
     live: tuple[bool, ...]
     stages: int
     gemms: tuple[Gemm, ...]
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[StageBuffer, ...]
     carried: tuple[int, ...]
-    replica: Schedule | None = None
+    replica: CellSchedule | None = None
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class Schedule:
 
 
 @cache
-def schedule(cell: Cell) -> Schedule:
+def schedule(cell: Cell) -> CellSchedule:
     """Group the products and row sums of `cell` by what they wait for."""
     roots = [*cell.states, *(place for output in cell.outputs for place in output)]
     live = live_nodes(len(cell.nodes), roots, lambda place: arguments_of(cell.nodes[place]))
@@ -158,16 +158,16 @@ def schedule(cell: Cell) -> Schedule:
             sums.setdefault(cell.stages[place], []).append(place)
 
     gemms: list[Gemm] = []
-    buffers: list[Buffer] = []
+    buffers: list[StageBuffer] = []
     for (stage, operands), products in sorted(grouped.items()):
         gemms.append(
             Gemm(stage, len(buffers), tuple(place for place, _ in products), tuple(terms for _, terms in products))
         )
-        buffers.append(Buffer(stage, operands))
-    buffers += [Buffer(stage, tuple(nodes), "sums") for stage, nodes in sorted(sums.items())]
+        buffers.append(StageBuffer(stage, operands))
+    buffers += [StageBuffer(stage, tuple(nodes), "sums") for stage, nodes in sorted(sums.items())]
     stages = 1 + max((stage for place, stage in enumerate(cell.stages) if live[place]), default=0)
     ends = dict.fromkeys(cell.states, stages - 1)
-    return Schedule(cell, live, stages, tuple(gemms), tuple(buffers), carried(cell, live, ends))
+    return CellSchedule(cell, live, stages, tuple(gemms), tuple(buffers), carried(cell, live, ends))
 
 
 def carried(

@@ -75,7 +75,7 @@ class BufferLayout:
 
 
 @dataclass(frozen=True)
-class Layout:
+class KernelLayout:
     """The numbers of one kernel.
 
     Attributes:

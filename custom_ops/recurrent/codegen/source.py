@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from custom_ops.recurrent.codegen.cell_functions import Pointers, cell_struct
+from custom_ops.recurrent.codegen.cell_functions import TensorPointers, cell_struct
 from custom_ops.recurrent.codegen.layout import chunk_words, fallback_layout, layout, needs_bounds, scheduled
 from custom_ops.recurrent.codegen.replicated_source import replica_struct
-from custom_ops.recurrent.codegen.schedule import Schedule, schedule
-from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, Layout
+from custom_ops.recurrent.codegen.schedule import CellSchedule, schedule
+from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, KernelLayout
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 
 ENTRY = "tfmem_recurrent"
@@ -28,7 +28,7 @@ FIRST_POINTER = 7  # kPointers of kernels/common.cuh
 
 def parameter_words(spec: RecurrentSpec) -> int:
     """64-bit words of the kernel's one parameter."""
-    return FIRST_POINTER + spec.directions * Pointers(spec.cell).count
+    return FIRST_POINTER + spec.directions * TensorPointers(spec.cell).count
 
 
 def generate(spec: RecurrentSpec, configuration: Configuration, arch: int) -> str:
@@ -87,7 +87,7 @@ def _entry(name: str, spec: RecurrentSpec, configuration: Configuration) -> list
 
 
 def _sizes(
-    spec: RecurrentSpec, configuration: Configuration, plan: Schedule, sizes: Layout, fallback: bool = False
+    spec: RecurrentSpec, configuration: Configuration, plan: CellSchedule, sizes: KernelLayout, fallback: bool = False
 ) -> list[str]:
     name = "FallbackSizes" if fallback else "Sizes"
     zeroed = min((gemm.results for gemm in sizes.gemms), default=sizes.staging)
@@ -108,7 +108,7 @@ def _sizes(
         "kKept": sizes.kept,
         "kZeroed": 0 if fallback else zeroed,
         "kScratch": sizes.scratch,
-        "kPointersOfDirection": Pointers(spec.cell).count,
+        "kPointersOfDirection": TensorPointers(spec.cell).count,
         "kFallback": int(fallback),
         "kOperandScale": OPERAND_SCALE,
         "kLargest": LARGEST_OPERAND if needs_bounds(spec, configuration) and not fallback else 0,
@@ -139,7 +139,7 @@ def _sizes(
     return [*shapes, *lines, *_products(plan, sizes, spec, configuration), "};"]
 
 
-def _tables(plan: Schedule, sizes: Layout) -> list[str]:
+def _tables(plan: CellSchedule, sizes: KernelLayout) -> list[str]:
     lines = ["template <int I> __host__ __device__ static constexpr BufferShape buffer() {"]
     for index, buffer in enumerate(sizes.buffers):
         numbers = [getattr(buffer, field.name) for field in fields(buffer)]  # BufferShape has them in the same order
@@ -169,7 +169,7 @@ def _tables(plan: Schedule, sizes: Layout) -> list[str]:
     return [*lines, "}"]
 
 
-def _parts(plan: Schedule) -> list[str]:
+def _parts(plan: CellSchedule) -> list[str]:
     """The products in parts: those of the CTA's own units, and the buffers of what all send."""
     if not plan.replica:
         return []
@@ -180,7 +180,7 @@ def _parts(plan: Schedule) -> list[str]:
     return [*lines, "}"]
 
 
-def _received(plan: Schedule, sizes: Layout) -> list[str]:
+def _received(plan: CellSchedule, sizes: KernelLayout) -> list[str]:
     """Where the sums of other slices arrive."""
     sliced = [gemm for gemm in sizes.gemms if gemm.received]
     if not sliced:
@@ -199,7 +199,7 @@ def _shape(
     buffer: BufferLayout,
     spec: RecurrentSpec,
     configuration: Configuration,
-    sizes: Layout,
+    sizes: KernelLayout,
 ) -> list[str]:
     numbers = {
         "kColumns": gemm.columns,
@@ -224,7 +224,7 @@ def _shape(
     ]
 
 
-def _products(plan: Schedule, sizes: Layout, spec: RecurrentSpec, configuration: Configuration) -> list[str]:
+def _products(plan: CellSchedule, sizes: KernelLayout, spec: RecurrentSpec, configuration: Configuration) -> list[str]:
     """The products of a CTA: loaded once, run in their stage, their partial sums added where they are read."""
     template = {"fma": "FmaProduct", "mma": "MmaProduct", "half": "HalfProduct"}[configuration.product]
     members = [f"{template}<Shape{index}> gemm_{index};" for index in range(len(plan.gemms))]

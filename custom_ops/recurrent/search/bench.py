@@ -13,22 +13,22 @@ from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
 from custom_ops.jit.compilers import Compilers
-from custom_ops.jit.device import Device
-from custom_ops.recurrent.gpu_program import ANY_BATCH, Program, build
+from custom_ops.jit.device import DeviceContext
+from custom_ops.recurrent.gpu_program import ANY_BATCH, RecurrentProgram, build
 from custom_ops.recurrent.launch import Launcher
 from custom_ops.recurrent.search.samples import Samples
-from custom_ops.recurrent.search.tune import TIME_STEPS, Bench
+from custom_ops.recurrent.search.tune import TIME_STEPS, SweepBench
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
-from custom_ops.timing.tuner import Measured
+from custom_ops.timing.tuner import MeasuredKernel
 
 CODEGEN = Path(__file__).parents[1] / "codegen"
 CHECKED_STEPS = 7  # of a sweep that is compared: both copies of every exchange are used three times
 
 
-class DeviceBench(Bench):
+class DeviceBench(SweepBench):
     """Times kernels on a real device, whose context is current."""
 
-    def __init__(self, spec: RecurrentSpec, device: Device, cache: Cache, time_steps: int = TIME_STEPS) -> None:
+    def __init__(self, spec: RecurrentSpec, device: DeviceContext, cache: Cache, time_steps: int = TIME_STEPS) -> None:
         """
         Args:
             spec: what all kernels compute.
@@ -54,7 +54,7 @@ class DeviceBench(Bench):
             except KernelError as error:
                 self._refused[configuration] = str(error)
 
-    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
+    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> RecurrentProgram:
         """The program, from the cache if it is there.
 
         Raises:
@@ -64,7 +64,7 @@ class DeviceBench(Bench):
             raise KernelError(self._refused[configuration])
         return build(self.spec, configuration, self._device.arch, self._cache, max_batch, self._compile_source)
 
-    def measure(self, configuration: Configuration, point: int) -> Measured:
+    def measure(self, configuration: Configuration, point: int) -> MeasuredKernel:
         """Run it, for a few steps to see whether it is right, then for all.
 
         Raises:
@@ -82,7 +82,7 @@ class DeviceBench(Bench):
             self._device.free(self._memory[1])
         self._memory = (0, 0)
 
-    def _measure(self, launcher: Launcher, batch: int) -> Measured:
+    def _measure(self, launcher: Launcher, batch: int) -> MeasuredKernel:
         memory = self._memory_of(launcher.memory_bytes(batch, self.spec.directions))
         forward = (False,) * self.spec.directions
 
@@ -97,7 +97,7 @@ class DeviceBench(Bench):
         samples = self._samples(batch, self.time_steps)
         milliseconds = self._device.time(lambda: enqueue(samples, self.time_steps))
         self._require_success(memory)
-        return Measured(1e6 * milliseconds, launcher.registers, launcher.local)
+        return MeasuredKernel(1e6 * milliseconds, launcher.registers, launcher.local)
 
     def _require_success(self, memory: int) -> None:
         if self._device.download(memory, np.zeros(1, np.int32))[0]:
@@ -122,7 +122,7 @@ class DeviceBench(Bench):
         return self._given[batch, time]
 
 
-def _identity(spec: RecurrentSpec, device: Device) -> Iterator[str]:
+def _identity(spec: RecurrentSpec, device: DeviceContext) -> Iterator[str]:
     yield spec.cell.to_text()
     yield f"{spec.units} {spec.dtype} {spec.precision} {spec.directions}"
     yield f"{device.name} {device.arch} {device.driver_version()} {nvrtc.compiler_version()}"

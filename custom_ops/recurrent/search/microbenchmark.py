@@ -14,9 +14,9 @@ from itertools import product
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import MALFORMED, Cache, UnusableError, digest
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.jit.image import KernelImage
-from custom_ops.jit.launch import Kernel, Module
+from custom_ops.jit.launch import LoadedKernel, Module
 from custom_ops.machine import SCHEDULERS, WARP, Curve, Machine, from_json, shared_memory
 
 WARPS = (1, 2, 4, 8)  # on each scheduler
@@ -60,7 +60,7 @@ IN_CLUSTERS = "cluster_exchange"  # the one kernel that is launched in clusters
 Launch = Callable[[Point, int], float]  # (point, iterations) -> nanoseconds of one launch
 
 
-def measure(device: Device, cache: Cache) -> Machine:
+def measure(device: DeviceContext, cache: Cache) -> Machine:
     """The machine that `device` is, measured now or before.
 
     Raises:
@@ -71,7 +71,7 @@ def measure(device: Device, cache: Cache) -> Machine:
     key = digest(FORMAT, *about, text, *nvrtc.header_texts())
 
     def made() -> bytes:
-        bench = Bench(device, nvrtc.compile_source(text, device.arch))
+        bench = TimedKernels(device, nvrtc.compile_source(text, device.arch))
         machine = fit(bench, device.name, device.arch, bench.clusters())
         return json.dumps(machine.to_json(), indent=1).encode()
 
@@ -84,13 +84,13 @@ def measure(device: Device, cache: Cache) -> Machine:
     return cache.read(key, made, parsed)
 
 
-class Bench:
+class TimedKernels:
     """The kernels of `source`, loaded; calling it launches one and returns the nanoseconds it took."""
 
-    def __init__(self, device: Device, code: bytes) -> None:
+    def __init__(self, device: DeviceContext, code: bytes) -> None:
         self._device, self._code = device, code
         self._module = Module(code, device.driver)
-        self._kernels: dict[KernelImage, Kernel] = {}
+        self._kernels: dict[KernelImage, LoadedKernel] = {}
         self._buffer = device.allocate(BUFFER_BYTES)
 
     def __call__(self, point: Point, iterations: int) -> float:
@@ -111,11 +111,11 @@ class Bench:
             found.append((float(size), float(kernel.resident // size)))
         return tuple(found)
 
-    def _kernel(self, point: Point, shared: int = 0) -> Kernel:
+    def _kernel(self, point: Point, shared: int = 0) -> LoadedKernel:
         alone = point.cluster == 1  # a grid's exchange asks for all CTAs at once; no launch here has more than fit
         image = KernelImage(self._device.arch, point.kernel, point.threads, self._code, shared, point.cluster, alone)
         if image not in self._kernels:
-            self._kernels[image] = Kernel(image, self._module)
+            self._kernels[image] = LoadedKernel(image, self._module)
         return self._kernels[image]
 
 

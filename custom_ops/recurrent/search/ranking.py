@@ -13,7 +13,7 @@ from math import ceil
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read, shared_memory
 from custom_ops.recurrent.codegen.layout import OTHER_REGISTERS, chunk_words, layout, operand_form, words_of
 from custom_ops.recurrent.codegen.schedule import schedule
-from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, Layout
+from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, KernelLayout
 from custom_ops.recurrent.search.elementwise_cost import elementwise
 from custom_ops.recurrent.search.grnn_model import FLOAT, Cost, dot_products
 from custom_ops.recurrent.search.space import enumerate_configurations, excess_registers, resident_groups
@@ -95,7 +95,7 @@ def predict(machine: Machine, spec: RecurrentSpec, configuration: Configuration,
 
 
 def _predict(
-    machine: Machine, spec: RecurrentSpec, configuration: Configuration, sizes: Layout, batch: int
+    machine: Machine, spec: RecurrentSpec, configuration: Configuration, sizes: KernelLayout, batch: int
 ) -> Prediction:
     groups = ceil(batch / configuration.rows) * spec.directions
     sharing, waves, active = _occupancy(machine, configuration, sizes, groups)
@@ -126,7 +126,9 @@ def _predict(
     return Prediction(configuration, step, waves, start)
 
 
-def _occupancy(machine: Machine, configuration: Configuration, sizes: Layout, groups: int) -> tuple[int, int, float]:
+def _occupancy(
+    machine: Machine, configuration: Configuration, sizes: KernelLayout, groups: int
+) -> tuple[int, int, float]:
     """CTAs on a multiprocessor, how often the device is filled, and the share of it that works at once. The CTAs of
     a group run at once; in a launch for each stage, any."""
     tasks, resident, ctas = groups, resident_groups(machine, configuration), configuration.ctas
@@ -141,7 +143,7 @@ def _product(
     machine: Machine,
     spec: RecurrentSpec,
     configuration: Configuration,
-    sizes: Layout,
+    sizes: KernelLayout,
     gemm: GemmLayout,
     warps: int,
     active: float,
@@ -205,7 +207,7 @@ def _reduce_scatter(values: int, lanes: int, together: int) -> tuple[int, int]:
     return count, max(depth, 1)
 
 
-def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sharing: int, active: float) -> Cost:
+def _exchange(machine: Machine, configuration: Configuration, sizes: KernelLayout, sharing: int, active: float) -> Cost:
     """Handing round results, once for each stage's buffer."""
     load = waits = 0.0
     if configuration.exchange == "cluster":
@@ -228,12 +230,12 @@ def _exchange(machine: Machine, configuration: Configuration, sizes: Layout, sha
     return Cost(load, 0, 0, waits)
 
 
-def _in_parts(buffer: BufferLayout, sizes: Layout) -> bool:
+def _in_parts(buffer: BufferLayout, sizes: KernelLayout) -> bool:
     """Whether it brings the parts of sums, of all units from each CTA."""
     return buffer.width > sizes.tile
 
 
-def _resident(machine: Machine, configuration: Configuration, sizes: Layout) -> int:
+def _resident(machine: Machine, configuration: Configuration, sizes: KernelLayout) -> int:
     """CTAs that one multiprocessor holds."""
     registers = min(REGISTERS_PER_THREAD, sizes.weights + OTHER_REGISTERS)
     shared = shared_memory(machine.arch) // max(sizes.shared, 1)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from custom_ops.errors import KernelError
-from custom_ops.jit.device import Device
+from custom_ops.jit.device import DeviceContext
 from custom_ops.recurrent import reference
 from custom_ops.recurrent.spec import RecurrentSpec
 
@@ -26,7 +26,7 @@ class Samples:
         pointers: for each direction its tensors' addresses, ordered as in the kernel's parameter.
     """
 
-    def __init__(self, spec: RecurrentSpec, device: Device, batch: int, time: int) -> None:
+    def __init__(self, spec: RecurrentSpec, device: DeviceContext, batch: int, time: int) -> None:
         self._spec, self._device = spec, device
         # in the order of the kernel's parameter
         self._shapes = reference.input_shapes(spec.cell, spec.units, time, batch)

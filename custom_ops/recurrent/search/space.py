@@ -16,9 +16,9 @@ from custom_ops.recurrent.bounds import products_are_bounded
 from custom_ops.recurrent.codegen.layout import IN_REGISTERS, OTHER_REGISTERS, layout
 from custom_ops.recurrent.codegen.replicated_schedule import can_replicate
 from custom_ops.recurrent.codegen.schedule import schedule
-from custom_ops.recurrent.codegen.sizes import GemmLayout, Layout
+from custom_ops.recurrent.codegen.sizes import GemmLayout, KernelLayout
 from custom_ops.recurrent.search.grnn_model import FLOAT
-from custom_ops.recurrent.spec import Configuration, Exchange, Product, RecurrentSpec
+from custom_ops.recurrent.spec import Configuration, Exchange, ProductMethod, RecurrentSpec
 
 THREADS = (128, 256, 512)  # more have too few registers for weights
 LANES = (2, 4, 8, 16, 32, 64, 128)
@@ -34,7 +34,7 @@ REGISTER_SHARES = (1.0, 0.85, 0.7, 0.5)  # for weights; the rest is for sums, an
 MOST_TILES = 8  # of 16 columns, of one warp, whose sums registers hold
 CROWDED = 208  # registers of a thread from which the compiler keeps some in memory
 
-Fitting: TypeAlias = tuple[Configuration, Layout]
+Fitting: TypeAlias = tuple[Configuration, KernelLayout]
 
 
 def enumerate_configurations(machine: Machine, spec: RecurrentSpec, batch: int) -> list[Fitting]:
@@ -88,7 +88,7 @@ def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, tur
     return [fitted for shape in shapes for fitted in _fitted(machine, spec, shape, streams)]
 
 
-def excess_registers(configuration: Configuration, sizes: Layout, gemm: GemmLayout) -> int:
+def excess_registers(configuration: Configuration, sizes: KernelLayout, gemm: GemmLayout) -> int:
     """Registers that a thread of a product would take beyond those that the compiler uses without a spill."""
     sums = gemm.block * gemm.thread_columns * (4 if configuration.tensor_cores else 1)
     return sizes.weights + sums + OTHER_REGISTERS - CROWDED
@@ -108,7 +108,7 @@ def _shapes(
     machine: Machine, spec: RecurrentSpec, batch: int, exchange: Exchange, group_sizes: list[int], turns: bool
 ) -> Iterator[Configuration]:
     """Configurations before their weights are placed."""
-    tensor_products: tuple[Product, ...] = ("mma",) if machine.tensor_rate else ()
+    tensor_products: tuple[ProductMethod, ...] = ("mma",) if machine.tensor_rate else ()
     if tensor_products and (spec.precision == "bfloat16" or products_are_bounded(spec.cell)):
         tensor_products = ("half", *tensor_products)
     of_slices = SLICES if exchange == "grid" else (1,)
@@ -224,5 +224,5 @@ def _placed(machine: Machine, spec: RecurrentSpec, configuration: Configuration)
     return fitted, sizes
 
 
-def _streams(sizes: Layout) -> bool:
+def _streams(sizes: KernelLayout) -> bool:
     return any(gemm.chunks > gemm.registers + gemm.shared for gemm in sizes.gemms)

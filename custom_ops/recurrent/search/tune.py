@@ -9,15 +9,15 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 from custom_ops.errors import KernelError
 from custom_ops.jit.cache import Cache
-from custom_ops.recurrent.gpu_program import ANY_BATCH, Program
-from custom_ops.recurrent.spec import Configuration, Exchange, Product
+from custom_ops.recurrent.gpu_program import ANY_BATCH, RecurrentProgram
+from custom_ops.recurrent.spec import Configuration, Exchange, ProductMethod
 from custom_ops.timing import tuner as generic
 from custom_ops.timing.tuner import fastest
 
 BATCHES = (1, 8, 64)
 TIME_STEPS = 100
 
-Trial: TypeAlias = generic.Trial[Configuration, int]  # at a batch size, over a sweep
+Trial: TypeAlias = generic.TunerTrial[Configuration, int]  # at a batch size, over a sweep
 Ranked: TypeAlias = tuple[Configuration, float]  # with the nanoseconds that its sweep is predicted to take
 Candidates: TypeAlias = Callable[[int], Sequence[Ranked]]  # of a batch, best first
 
@@ -33,20 +33,20 @@ class TunedRecurrent:
         trials: all of them, batch by batch, each in the order in which they were chosen; that one's is the last.
     """
 
-    programs: tuple[Program, ...]
+    programs: tuple[RecurrentProgram, ...]
     chosen: tuple[Trial, ...]
     trials: tuple[Trial, ...]
 
-    def program_of(self, batch: int) -> Program:
+    def program_of(self, batch: int) -> RecurrentProgram:
         """The one that the op runs for a batch size."""
         return next(program for program in self.programs if program.max_batch >= batch)
 
 
-class Bench(generic.Bench[Configuration, int], Protocol):
+class SweepBench(generic.Bench[Configuration, int], Protocol):
     """Where kernels of one specification are built, and sweeps of one length timed; points are batch sizes.
     `custom_ops.recurrent.search.bench.DeviceBench` is real."""
 
-    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> Program:
+    def build(self, configuration: Configuration, max_batch: int = ANY_BATCH) -> RecurrentProgram:
         """Raises KernelError."""
 
     def kind(self, configuration: Configuration) -> Hashable:
@@ -58,7 +58,7 @@ class Bench(generic.Bench[Configuration, int], Protocol):
         found, plain = Configuration(**values), Configuration()
         if any(type(value) is not type(getattr(plain, name)) for name, value in asdict(found).items()):
             raise TypeError(f"{found}: expected {plain} but for the values")
-        if found.product not in get_args(Product) or found.exchange not in get_args(Exchange):
+        if found.product not in get_args(ProductMethod) or found.exchange not in get_args(Exchange):
             raise ValueError(f"{found}: no such product or exchange")
         return found
 
@@ -68,7 +68,7 @@ class Bench(generic.Bench[Configuration, int], Protocol):
 
 
 def tune(
-    bench: Bench,
+    bench: SweepBench,
     candidates: Candidates,
     cache: Cache,
     batches: Sequence[int] = BATCHES,
@@ -101,7 +101,7 @@ def tune(
             trials += generic.tune(bench, lambda _: [launched], cache, batches[-1:], 1, progress, "without waiting")
             programs.insert(0, bench.build(trials[-1].configuration, max_batch=0))
         except KernelError as error:
-            trials.append(generic.Trial(launched[0], batches[-1], launched[1], error=str(error)))
+            trials.append(generic.TunerTrial(launched[0], batches[-1], launched[1], error=str(error)))
     return TunedRecurrent(tuple(programs), tuple(chosen), tuple(trials))
 
 

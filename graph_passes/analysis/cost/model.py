@@ -1,4 +1,4 @@
-"""CostModel: seconds, workspace and base memory of ops. `Roofline` estimates them, `Measured` read them off a step."""
+"""CostModel: seconds, workspace and base memory of ops. `Roofline` estimates, `MeasuredCosts` reads them off a step."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Roofline:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCosts:
     """Read off an observed step; ops the step did not have fall back on the estimate.
 
     Attributes:

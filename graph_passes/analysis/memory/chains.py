@@ -24,7 +24,7 @@ SMALLEST_MOVED = 1 << 16  # a copy's fixed cost (about 10 us) moves this much
 LONGEST = 8  # ops of a chain, at most; views are not counted
 
 
-class Known:
+class ChainSearch:
     """What finding chains takes: one step, its buffers and their uses."""
 
     def __init__(

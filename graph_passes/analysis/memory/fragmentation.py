@@ -55,7 +55,7 @@ class Room:
         return replace(self, chunks=(*others, (address, size + nbytes)))
 
 
-class Held(NamedTuple):
+class HeldBuffer(NamedTuple):
     """A buffer in memory: where it lies, and when and in a free chunk of how many bytes it was allocated."""
 
     buffer: int
@@ -119,12 +119,12 @@ def replay(
     *,
     excused: Container[int] = (),
     until: int | None = None,
-) -> tuple[Failure | None, list[Held]]:
+) -> tuple[Failure | None, list[HeldBuffer]]:
     """`first_failure`, and what is in memory there, or when the op at position `until` runs."""
     failure, held, _ = _replayed(timeline, moves, room, paddings, excused, until)
     rows = zip(*[iter(held)] * 5, strict=True)
     return failure, [
-        Held(buffer, address, size, Padding(position, chunk)) for buffer, address, size, position, chunk in rows
+        HeldBuffer(buffer, address, size, Padding(position, chunk)) for buffer, address, size, position, chunk in rows
     ]
 
 

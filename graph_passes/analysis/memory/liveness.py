@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.cost.region_costs import region_costs
-from graph_passes.analysis.memory.chains import SMALLEST_MOVED, Known, read_across
+from graph_passes.analysis.memory.chains import SMALLEST_MOVED, ChainSearch, read_across
 from graph_passes.analysis.memory.lists import ListSize, list_sizes
 from graph_passes.analysis.memory.loop_lists import left_behind, lists_together, passed_on
 from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
@@ -107,7 +107,7 @@ def build_timeline(
     )
     turn = position[graph[loss.node].name] if loss else turning_point(pauses, len(order))
     buffers.sort(key=lambda buffer: (buffer.start, buffer.tensor))
-    known = Known(graph, order, owner, buffers, fetched, merging)
+    known = ChainSearch(graph, order, owner, buffers, fetched, merging)
     return Timeline(steps, known.with_chains(), turn, costs.base(graph), only_updates)
 
 

@@ -21,7 +21,7 @@ MOST_PIECES = 16
 
 
 @dataclass(frozen=True)
-class Loop:
+class PiecewiseLoop:
     """A loop that is to run in pieces.
 
     Attributes:
@@ -49,8 +49,8 @@ class Split:
         lists: (place among the first one's results, place among the second one's arguments) of each list.
     """
 
-    forward: Loop
-    backward: Loop
+    forward: PiecewiseLoop
+    backward: PiecewiseLoop
     ends: tuple[int, ...]
     lists: tuple[tuple[int, int], ...]
 
@@ -90,12 +90,12 @@ def _split(graph: Graph, node: Node) -> Split | None:
     )
 
 
-def _with_known(loop: Loop, known: list[dict[int, bool | int | float]]) -> Loop:
+def _with_known(loop: PiecewiseLoop, known: list[dict[int, bool | int | float]]) -> PiecewiseLoop:
     kept = tuple(tuple((place, each[place]) for place in sorted(each) if place not in loop.fixed) for each in known)
-    return Loop(loop.node, loop.counter, loop.begins, loop.fixed, kept)
+    return PiecewiseLoop(loop.node, loop.counter, loop.begins, loop.fixed, kept)
 
 
-def _loop(graph: Graph, node: Node) -> Loop | None:
+def _loop(graph: Graph, node: Node) -> PiecewiseLoop | None:
     """None where a loop has effects besides reading variables, or counts no steps."""
     body = graph.functions.get((node.name, "body"))
     if body is None or not only_reads(graph, node):
@@ -104,7 +104,7 @@ def _loop(graph: Graph, node: Node) -> Loop | None:
     for place, given in enumerate(node.inputs):
         begins = ops.scalar_value(graph, given)
         if type(begins) is int and _counts(body, place):
-            return Loop(node.name, place, begins, fixed)
+            return PiecewiseLoop(node.name, place, begins, fixed)
     return None
 
 

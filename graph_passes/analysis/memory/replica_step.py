@@ -11,7 +11,7 @@ from graph_passes.graph import ops
 _SCOPE = re.compile(r"(?:^|/)replica_[1-9][0-9]*(?:/|$)")  # TensorFlow names the first replica's ops without one
 
 
-class Placed(Protocol):
+class DeviceNode(Protocol):
     """A node of a graph, or of a GraphDef."""
 
     @property
@@ -24,7 +24,7 @@ class Placed(Protocol):
     def device(self) -> str: ...
 
 
-def shared_by(nodes: Iterable[Placed]) -> str:
+def shared_by(nodes: Iterable[DeviceNode]) -> str:
     """What ties a step to other replicas of it, in words; "" if nothing does.
 
     Ops of other replicas and workers are waited for, so an order of this one's ops may wait for itself.

@@ -63,7 +63,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedStep:
     """What a step does under a plan.
 
     Attributes:
@@ -142,7 +142,7 @@ def recomputing_peak(timeline: Timeline, usage: npt.NDArray[np.int64], move: Mov
     return int(before) - timeline.buffers[move.buffer].nbytes + most
 
 
-def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Sequence[Padding] = ()) -> Outcome:
+def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Sequence[Padding] = ()) -> SimulatedStep:
     """Run the step on paper.
 
     Args:
@@ -154,7 +154,7 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Se
     seconds, stall = duration(timeline, moves, link)
     usage = usage_under(timeline, moves, paddings)
     peak_at = int(usage.argmax()) if len(usage) else 0
-    return Outcome(seconds, stall, int(usage.max(initial=timeline.base)), peak_at)
+    return SimulatedStep(seconds, stall, int(usage.max(initial=timeline.base)), peak_at)
 
 
 def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from custom_ops.fusion.text import from_text
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.fuse.lower_region import Lowered
 from graph_passes.passes.fuse.partition.ilp import PatternChoice
-from graph_passes.passes.fuse.partition.partition import Schedule, Step, StepKind
+from graph_passes.passes.fuse.partition.partition import RegionSchedule, RegionStep, StepKind
 from graph_passes.passes.fuse.plan import FusionPlan, RegionPlan, Unfused
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import RegionRecord, StepRecord
@@ -64,13 +64,13 @@ def _region(region: RegionPlan) -> dict[str, Any]:
     }
 
 
-def _step(step: Step) -> list[Any]:
+def _step(step: RegionStep) -> list[Any]:
     return [step.kind.value, step.members, step.saves, step.seconds, step.explored]
 
 
 def _read_region(found: Mapping[str, Any]) -> RegionPlan:
     steps = tuple(
-        Step(StepKind(kind), tuple(members), saves, seconds, explored)
+        RegionStep(StepKind(kind), tuple(members), saves, seconds, explored)
         for kind, members, saves, seconds, explored in found["steps"]
     )
     choice: dict[str, Any] = {
@@ -80,7 +80,7 @@ def _read_region(found: Mapping[str, Any]) -> RegionPlan:
     tensors = (tuple(map(_read_tensor, found[each])) for each in ("inputs", "variables", "outputs"))
     return RegionPlan(
         found["name"],
-        Schedule(steps, PatternChoice(**choice)),
+        RegionSchedule(steps, PatternChoice(**choice)),
         Lowered(from_text(found["text"]), *tensors),
         found["text"],
         RegionRecord(found["record"], tuple(recorded)),

@@ -11,7 +11,7 @@ from graph_passes.analysis.op_pattern import OpPattern, pattern_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, Use
 from graph_passes.graph.ops import IDENTITIES, passed
 from graph_passes.lower.lower_nodes import lower_kernel, source
-from graph_passes.lower.program_writer import Held, LoweringError, Value
+from graph_passes.lower.program_writer import LoweringError, Value, VariableValue
 from graph_passes.lower.shapes import Shapes, variable_spec
 from graph_passes.refusals import Reason
 
@@ -87,7 +87,7 @@ class _Shaped:
     shape: Shape
 
 
-_Key: TypeAlias = "TensorId | Held | _Read | _Shaped"  # what is a value of the region
+_Key: TypeAlias = "TensorId | VariableValue | _Read | _Shaped"  # what is a value of the region
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class _Builder:
             if isinstance(key, _Shaped):
                 self._views.add(key)
                 self._view(key, value)
-            if isinstance(value, Held):
+            if isinstance(value, VariableValue):
                 self._assign(self._graph[value.node], value.index, value)
 
     def _view(self, key: _Key, made: _Key) -> None:

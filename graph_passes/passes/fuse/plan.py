@@ -39,7 +39,7 @@ from graph_passes.lower.program_writer import LoweringError
 from graph_passes.lower.shapes import TRANSPOSES, Shapes
 from graph_passes.passes.fuse.equal_kernels import behind_sums, unequal
 from graph_passes.passes.fuse.lower_region import Encode, Lowered, lower_region
-from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, Schedule, StepKind, partition_graph
+from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, RegionSchedule, StepKind, partition_graph
 from graph_passes.passes.fuse.partition.score import Measure, Refuse
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import RegionRecord, StepRecord
@@ -99,7 +99,7 @@ class RegionPlan:
     """
 
     name: str
-    schedule: Schedule
+    schedule: RegionSchedule
     lowered: Lowered
     text: str
     record: RegionRecord
@@ -207,7 +207,7 @@ def _plan_of(
 ) -> FusionPlan:
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
     apart = behind_sums(graph, known) if needs.mirrored else set()
-    regions: list[Schedule] = []
+    regions: list[RegionSchedule] = []
     reasons: dict[str, Refusal] = {}
     for names in _running_together(graph, needs.roots):
         plan = partition_graph(
@@ -344,7 +344,7 @@ def _without_names(graph: Graph, known: Mapping[str, NodePattern], named: Collec
     return {name: alone if name in named and graph[name].outputs != 1 else each for name, each in known.items()}
 
 
-def _record(name: str, region: Schedule, graph: Graph) -> RegionRecord:
+def _record(name: str, region: RegionSchedule, graph: Graph) -> RegionRecord:
     place = {member: number for number, step in enumerate(region.steps) for member in step.members}
     steps = []
     for number, step in enumerate(region.steps):

@@ -19,7 +19,7 @@ from graph_passes.graph.ops import EXTERNAL, VIEWS
 
 
 @dataclass(frozen=True)
-class Division:
+class RegionBounds:
     """How regions are bounded.
 
     Attributes:
@@ -34,12 +34,12 @@ class Division:
 # In the order in which they are tried. Regions of generated kernels alone end at each product, and what they make can
 # be computed again instead of copied.
 DIVISIONS = (
-    Division(None, calls=True),
-    Division(None, calls=False),
-    Division(16, calls=False),
-    Division(4, calls=True),
-    Division(16, calls=True),
-    Division(64, calls=True),
+    RegionBounds(None, calls=True),
+    RegionBounds(None, calls=False),
+    RegionBounds(16, calls=False),
+    RegionBounds(4, calls=True),
+    RegionBounds(16, calls=True),
+    RegionBounds(64, calls=True),
 )
 
 

@@ -38,7 +38,7 @@ LEAST = 0.02  # of the products' time: what merging has to save, more than times
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedMatrices:
     """Matrices side by side, or one below the other (axis 0); one stays as it is."""
 
     parts: tuple[TensorId, ...]
@@ -59,8 +59,8 @@ class Group:
     """
 
     products: tuple[str, ...]
-    left: Joined
-    right: Joined
+    left: JoinedMatrices
+    right: JoinedMatrices
     apart: tuple[MatrixProduct, ...]
     merged: MatrixProduct
     total: str = ""
@@ -73,7 +73,7 @@ class Group:
         return self.apart, (self.merged,)
 
     @property
-    def joins(self) -> tuple[Joined, ...]:
+    def joins(self) -> tuple[JoinedMatrices, ...]:
         """What has to be put side by side."""
         return tuple(each for each in (self.left, self.right) if len(each.parts) > 1)
 
@@ -173,7 +173,7 @@ class _Finder:
         self._order = topological(graph)
         self._place: Mapping[str, int] = {name: place for place, name in enumerate(self._order)}
         self._matrices: dict[tuple[TensorId, tuple[int, ...]], TensorId] = {}  # one for all views that are alike
-        self._joined: dict[tuple[frozenset[TensorId], int], Joined] = {}  # one order for what is joined twice
+        self._joined: dict[tuple[frozenset[TensorId], int], JoinedMatrices] = {}  # one order for what is joined twice
         self._forms = {name: form for name in self._order if (form := self._form(graph[name])) is not None}
 
     def groups(self) -> list[Group]:
@@ -181,7 +181,7 @@ class _Finder:
         sums = list(self._sums())
         return [*sums, *self._of_one_operand({name for group in sums for name in group.products})]
 
-    def copied(self, join: Joined) -> int:
+    def copied(self, join: JoinedMatrices) -> int:
         """Bytes that are copied for a join; 0 if kernels write all parts."""
         by_kernels = all(
             self._kinds[viewed(self._graph, part, self._is_view).node] in IN_KERNELS - {OpPattern.VIEW}
@@ -211,7 +211,7 @@ class _Finder:
             ordered = tuple(by_matrix[part] for part in right.parts)
             apart = tuple(self._forms[name] for name in ordered)
             merged = replace(first, columns=sum(form.columns for form in apart))
-            yield Group(ordered, Joined((self._operand(names[0], 0),)), right, apart, merged)
+            yield Group(ordered, JoinedMatrices((self._operand(names[0], 0),)), right, apart, merged)
 
     def _sums(self) -> Iterator[Group]:
         for name in self._order:
@@ -248,7 +248,7 @@ class _Finder:
         form = self._forms[next(iter(between))]
         right = self._join(rights, 1 if form.right_transposed else 0)
         order = [next(pair for pair in pairs if pair[1] == part) for part in right.parts]
-        left = Joined(tuple(pair[0] for pair in order), 0 if form.left_transposed else 1)
+        left = JoinedMatrices(tuple(pair[0] for pair in order), 0 if form.left_transposed else 1)
         self._joined.setdefault((frozenset(lefts), left.axis), left)
         ordered = tuple(pairs[pair] for pair in order)
         apart = tuple(self._forms[name] for name in ordered)
@@ -294,10 +294,10 @@ class _Finder:
             (viewed(self._graph, tensor, self._is_view), self._graph.sizes(tensor) or ()), tensor
         )
 
-    def _join(self, parts: Sequence[TensorId], axis: int) -> Joined:
+    def _join(self, parts: Sequence[TensorId], axis: int) -> JoinedMatrices:
         """The join of these matrices, each once."""
         parts = tuple(dict.fromkeys(parts))
-        return self._joined.setdefault((frozenset(parts), axis), Joined(parts, axis))
+        return self._joined.setdefault((frozenset(parts), axis), JoinedMatrices(parts, axis))
 
     def _is_inner(self, name: str) -> bool:
         """Whether a node has one reader and no control edge, and is not fetched."""

@@ -30,7 +30,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_passes.analysis.linear_program import Program, Solution
+from graph_passes.analysis.linear_program import LinearProgram, Solution
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 
@@ -180,7 +180,7 @@ class JointProgram:
             copies: numbers of the gaps that may be copied; None for all.
             cautious: whether copies count as in memory for the whole of their cells; else it is a bound.
         """
-        self.joint, self.program, self.cautious = joint, Program(), cautious
+        self.joint, self.program, self.cautious = joint, LinearProgram(), cautious
         numbers = range(len(joint.gaps))
         self._again: dict[int, int] = {}
         self._copied: dict[int, int] = {}

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, replace
 
 from graph_passes.analysis.memory.fragmentation import SMALL, Failure, Room, first_failure
-from graph_passes.analysis.memory.simulate import Link, Move, Outcome, Padding, simulate
+from graph_passes.analysis.memory.simulate import Link, Move, Padding, SimulatedStep, simulate
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.graph_source import Readable
@@ -73,8 +73,8 @@ class OffloadPlan:
     moves: tuple[Move, ...]
     budget: int
     size_threshold: int
-    before: Outcome
-    after: Outcome
+    before: SimulatedStep
+    after: SimulatedStep
     link: Link
     ordered: tuple[int, ...] = ()
     left_alone: tuple[tuple[str, Refusal], ...] = ()
@@ -153,7 +153,7 @@ class How:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class PlanRequest:
     """Asks for a plan; see `plan_offload` for what each is."""
 
     link: Link
@@ -175,7 +175,7 @@ class Needs:
 
     timeline: Timeline
     options: OffloadOptions
-    moves: Wanted | OffloadPlan
+    moves: PlanRequest | OffloadPlan
     probing: Probing | None = None
     spill_key: str = ""
 
@@ -203,7 +203,7 @@ def plan_step_memory(source: Readable, needs: Needs) -> tuple[StepPlan, Graph]:
         InfeasibleBudgetError: no choice of tensors meets the budget.
     """
     wanted, timeline = needs.moves, needs.timeline
-    if isinstance(wanted, Wanted):
+    if isinstance(wanted, PlanRequest):
         moves = plan_offload(timeline, wanted.link, wanted.budget, needs.options, wanted.how)
     else:
         moves = wanted

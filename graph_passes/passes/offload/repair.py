@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import NamedTuple
 
-from graph_passes.analysis.memory.fragmentation import SMALL, Failure, Held, Room, first_failure, replay, rounded
+from graph_passes.analysis.memory.fragmentation import SMALL, Failure, HeldBuffer, Room, first_failure, replay, rounded
 from graph_passes.analysis.memory.simulate import Move, Padding, usage_under
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.passes.offload.placement import in_order
@@ -76,7 +76,7 @@ class _State(NamedTuple):
     done: Repairs
     moves: list[Move]
     failure: Failure
-    held: list[Held]
+    held: list[HeldBuffer]
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,13 @@ class Repairer:
                 if paddings != state.done.paddings:
                     yield replace(state.done, paddings=paddings)
 
-    def until(self, state: _State, paddings: tuple[Padding, ...], position: int) -> tuple[Failure | None, list[Held]]:
+    def until(
+        self, state: _State, paddings: tuple[Padding, ...], position: int
+    ) -> tuple[Failure | None, list[HeldBuffer]]:
         return replay(self.timeline, state.moves, self.room, paddings, excused=self.excused, until=position)
 
     def elsewhere(
-        self, state: _State, item: Held, paddings: tuple[Padding, ...], left: int, away: bool
+        self, state: _State, item: HeldBuffer, paddings: tuple[Padding, ...], left: int, away: bool
     ) -> tuple[Padding, ...] | None:
         """One padding more, of at most `left` bytes with those at its position, so that `item` lies elsewhere: at the
         end of its chunk, before it the op's workspace if need be, or in another chunk; that first if `away`."""
@@ -192,7 +194,7 @@ class Repairer:
             yield replace(state.done, evicted={**state.done.evicted, gap: failure.position})
 
 
-def _windows(room: Room, held: Sequence[Held], wanted: int) -> set[int]:
+def _windows(room: Room, held: Sequence[HeldBuffer], wanted: int) -> set[int]:
     """Where so many bytes in one piece could begin: with a chunk of the room, behind a buffer, or up to its end."""
     found: set[int] = set()
     for address, size in room.chunks:
@@ -202,6 +204,6 @@ def _windows(room: Room, held: Sequence[Held], wanted: int) -> set[int]:
     return found
 
 
-def _taken(held: Sequence[Held], start: int, end: int) -> int:
+def _taken(held: Sequence[HeldBuffer], start: int, end: int) -> int:
     """Bytes of what lies between two addresses, whole buffers."""
     return sum(item.size for item in held if item.address < end and item.end > start)

@@ -10,7 +10,7 @@ from graph_passes.graph.ops import copied
 from graph_passes.graph.rewrite import Names, Rewrite
 from graph_passes.graph.writer import Writer
 from graph_passes.passes.prepare.copies import Recomputed
-from graph_passes.passes.prepare.einsum import Product
+from graph_passes.passes.prepare.einsum import EinsumProduct
 from graph_passes.passes.prepare.equal import Equal
 from graph_passes.passes.prepare.plan import PreparePlan
 from graph_passes.passes.prepare.seeds import SEEDED, Seeded
@@ -55,7 +55,7 @@ def recompute_rewrites(plan: Sequence[Recomputed], graph: Graph, names: Names) -
     return found
 
 
-def einsum_rewrites(plan: Sequence[Product], graph: Graph, names: Names) -> list[Rewrite]:
+def einsum_rewrites(plan: Sequence[EinsumProduct], graph: Graph, names: Names) -> list[Rewrite]:
     """Each becomes a product of transposed and reshaped operands."""
     found = []
     for each in plan:

@@ -40,7 +40,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Product:
+class EinsumProduct:
     """An einsum as a product of matrices.
 
     Attributes:
@@ -57,13 +57,13 @@ class Product:
     order: tuple[int, ...] | None
 
 
-def einsums(graph: Graph, keep: Collection[str]) -> tuple[Product, ...]:
+def einsums(graph: Graph, keep: Collection[str]) -> tuple[EinsumProduct, ...]:
     """Those of a graph; the names of `keep` are fetched."""
     found = (_product(graph, node) for node in graph if node.op == "Einsum" and node.name not in keep)
     return tuple(each for each in found if each is not None)
 
 
-def _product(graph: Graph, node: Node) -> Product | None:
+def _product(graph: Graph, node: Node) -> EinsumProduct | None:
     labels = _labels(text(node.attrs["equation"]))
     specs = [graph.specs.get(tensor) for tensor in (*node.inputs, TensorId(node.name))]
     if labels is None or node.control or any(spec is None or spec.shape is None for spec in specs):
@@ -89,7 +89,7 @@ def _product(graph: Graph, node: Node) -> Product | None:
     shapes = [left.shape, right.shape, tuple(sizes[label] for label in computed)]
     if any(shape.count(UNKNOWN) > 1 for shape in shapes):
         return None
-    return Product(node.name, left, right, shapes[2], _order(computed, made))
+    return EinsumProduct(node.name, left, right, shapes[2], _order(computed, made))
 
 
 def _labels(equation: str) -> tuple[str, str, str] | None:

@@ -27,7 +27,7 @@ from graph_passes.graph.flatten import FlatProduct, flat_products
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.prepare.copies import Recomputed, recomputed
-from graph_passes.passes.prepare.einsum import Product, einsums
+from graph_passes.passes.prepare.einsum import EinsumProduct, einsums
 from graph_passes.passes.prepare.equal import Equal, equal_numbers
 from graph_passes.passes.prepare.seeds import Seeded, seeded
 
@@ -49,7 +49,7 @@ class PreparePlan:
     """What is done."""
 
     equal: tuple[Equal, ...]
-    einsums: tuple[Product, ...]
+    einsums: tuple[EinsumProduct, ...]
     seeded: tuple[Seeded, ...]
     products: tuple[FlatProduct, ...]
     recomputed: tuple[Recomputed, ...]

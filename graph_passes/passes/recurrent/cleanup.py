@@ -8,7 +8,7 @@ from dataclasses import replace
 from graph_passes.graph.ir import DataType, Graph, Literal, TensorId, boolean
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.passes.recurrent.find.provenance import is_zero
-from graph_passes.passes.recurrent.match import Launch, Match
+from graph_passes.passes.recurrent.match import Match, RecurrentNode
 
 FUSED = "_FusedMatMul"  # TensorFlow's own; it has no gradient
 _DTYPE = "float32"  # on a GPU and a CPU alike; not so of shorter types
@@ -19,13 +19,13 @@ def without_zeros(graph: Graph, match: Match, names: Names) -> Match:
 
     The op takes a tensor without rows for these.
     """
-    nodes: list[NewNode | Launch] = []
+    nodes: list[NewNode | RecurrentNode] = []
     for node in match.nodes:
-        nodes += _starting_from_none(graph, node, names) if isinstance(node, Launch) else [node]
+        nodes += _starting_from_none(graph, node, names) if isinstance(node, RecurrentNode) else [node]
     return replace(match, nodes=tuple(nodes))
 
 
-def _starting_from_none(graph: Graph, launch: Launch, names: Names) -> list[NewNode | Launch]:
+def _starting_from_none(graph: Graph, launch: RecurrentNode, names: Names) -> list[NewNode | RecurrentNode]:
     states = {state for direction in launch.directions for state in direction.states}
     zeros = {state for state in states if state.node in graph.nodes and is_zero(graph, state)}
     if not zeros:
@@ -52,7 +52,7 @@ def with_fused_biases(match: Match) -> Match:
         for node in match.nodes
         if isinstance(node, NewNode) and node.op == "MatMul" and not node.control and read[TensorId(node.name)] == 1
     }
-    nodes: list[NewNode | Launch] = []
+    nodes: list[NewNode | RecurrentNode] = []
     for node in match.nodes:
         product = products.get(node.inputs[0]) if isinstance(node, NewNode) and node.op == "BiasAdd" else None
         dtype = product and product.attrs["T"]

@@ -6,13 +6,13 @@ order, with the name that it will have, and so is every tensor that changes hand
 evaluated without a graph.
 
     Match
-      nodes: NewNode ... Launch ... NewNode    what is inserted, each reads the graph or nodes before it
+      nodes: NewNode ... RecurrentNode ... NewNode    what is inserted, each reads the graph or nodes before it
       rewired: old tensor -> new tensor        every reader of the old one will read the new one
       removed: node names                      dead after rewiring
 
-Example, one LSTM loop: nodes are Reshape, MatMul, BiasAdd, Reshape (the inputs' gates of all steps), the `Launch`, and
-nothing behind; `rewired` leads from the `TensorListStack` to output 0 of the launch and from `while:4`, `while:5` to
-its finals; `removed` holds the `TensorListStack` and the `While`.
+Example, one LSTM loop: nodes are Reshape, MatMul, BiasAdd, Reshape (the inputs' gates of all steps), the
+`RecurrentNode`, and nothing behind; `rewired` leads from the `TensorListStack` to output 0 of that node and from
+`while:4`, `while:5` to its finals; `removed` holds the `TensorListStack` and the `While`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from custom_ops.recurrent.cell import Cell
-from custom_ops.recurrent.gpu_program import Program
+from custom_ops.recurrent.gpu_program import RecurrentProgram
 from custom_ops.recurrent.spec import Precision
 from graph_passes.device_report import many
 from graph_passes.errors import GraphError
@@ -62,7 +62,7 @@ class Direction:
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecurrentNode:
     """One `TfmemRecurrent` node.
 
     Attributes:
@@ -119,7 +119,7 @@ class Launch:
         first = len(self.directions) * len(self.cell.outputs)
         return TensorId(self.name, first + direction * len(self.cell.states) + index)
 
-    def results_in(self, other: Launch, first: int = 0) -> dict[TensorId, TensorId]:
+    def results_in(self, other: RecurrentNode, first: int = 0) -> dict[TensorId, TensorId]:
         """Outputs and final states of this launch -> those of `other`, whose directions from `first` on do the same."""
         moved = {}
         for direction in range(len(self.directions)):
@@ -129,7 +129,7 @@ class Launch:
                 moved[self.final(index, direction)] = other.final(index, first + direction)
         return moved
 
-    def node(self, precision: Precision = "highest", programs: tuple[Program, ...] = ()) -> NewNode:
+    def node(self, precision: Precision = "highest", programs: tuple[RecurrentProgram, ...] = ()) -> NewNode:
         """The node, as the op library registers it.
 
         Args:
@@ -179,20 +179,20 @@ class Match:
 
     name: str
     carrier: str
-    nodes: tuple[NewNode | Launch, ...]
+    nodes: tuple[NewNode | RecurrentNode, ...]
     rewired: tuple[tuple[TensorId, TensorId], ...]
     removed: tuple[str, ...]
     renamed: tuple[tuple[str, TensorId], ...] = ()
 
     @property
-    def launches(self) -> tuple[Launch, ...]:
+    def launches(self) -> tuple[RecurrentNode, ...]:
         """The recurrent ops among `nodes`, but for those in `counting`."""
-        return tuple(node for node in self.nodes if isinstance(node, Launch) and not node.counts)
+        return tuple(node for node in self.nodes if isinstance(node, RecurrentNode) and not node.counts)
 
     @property
-    def counting(self) -> tuple[Launch, ...]:
+    def counting(self) -> tuple[RecurrentNode, ...]:
         """The recurrent ops that only count steps."""
-        return tuple(node for node in self.nodes if isinstance(node, Launch) and node.counts)
+        return tuple(node for node in self.nodes if isinstance(node, RecurrentNode) and node.counts)
 
     def summary(self) -> str:
         """One line for the report."""
@@ -270,7 +270,7 @@ class Kernels:
         timed: for each program the batch, and the milliseconds that such a sequence took.
     """
 
-    programs: tuple[Program, ...]
+    programs: tuple[RecurrentProgram, ...]
     steps: int = 0
     timed: tuple[tuple[int, float], ...] = ()
 

@@ -20,7 +20,7 @@ from graph_passes.graph.ir import DataType, Graph, Literal, Node, TensorId, Tens
 from graph_passes.graph.ops import ROWS_ATTRIBUTE, WRITES_ROWS, copied
 from graph_passes.graph.rewrite import Names, NewNode, Rewrite, apply_rewrites
 from graph_passes.passes.split.plan import SplitChoice
-from graph_passes.passes.split.split_regions import Region, SplitPlan
+from graph_passes.passes.split.split_regions import SplitPlan, SplitRegion
 
 _ALIGNED = 64  # TensorFlow shares the memory of a slice that begins at a multiple of this
 _IN_PLACE = frozenset({"float32", "float64", "float16"})  # dtypes of InplaceUpdate on both devices
@@ -46,7 +46,7 @@ class _Written:
 
 
 class _Writer:
-    def __init__(self, plan: SplitPlan, region: Region, graph: Graph, names: Names) -> None:
+    def __init__(self, plan: SplitPlan, region: SplitRegion, graph: Graph, names: Names) -> None:
         self.plan, self.region, self.graph, self.names = plan, region, graph, names
         self.rules, self.labels = plan.separable.rules, plan.separable.labels
         self.inside = frozenset((*region.members, *region.again))
@@ -298,7 +298,7 @@ def _rewrites(plan: SplitPlan, graph: Graph) -> list[tuple[Rewrite, _Written]]:
     return found
 
 
-def _placed(graph: Graph, order: Sequence[str], region: Region, block: Sequence[str]) -> list[str]:
+def _placed(graph: Graph, order: Sequence[str], region: SplitRegion, block: Sequence[str]) -> list[str]:
     """`order` with the pieces where the last op of the region ran, and behind them what reads them."""
     members = frozenset(region.members)
     later = graph.reached(members, lambda node: _depending(graph, node)) - members

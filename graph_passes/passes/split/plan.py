@@ -36,7 +36,7 @@ Part = tuple[frozenset[str], frozenset[str]]  # members, and ops that each piece
 
 
 @dataclass(frozen=True)
-class Trial:
+class SplitEstimate:
     """What the cost model says of a step that is split.
 
     Attributes:
@@ -67,7 +67,7 @@ class SplitNeeds:
     turn: int
     over: Collection[str]
     budget: int
-    trial: Callable[[SplitPlan], Trial]
+    trial: Callable[[SplitPlan], SplitEstimate]
     faster_than: float = field(default=float("inf"))
 
 
@@ -109,7 +109,7 @@ def _by_batch(graph: Graph, needs: SplitNeeds) -> Separable | None:
 def _fastest(found: Separable, parts: Sequence[Sequence[Part]], needs: SplitNeeds) -> SplitChoice:
     """The fastest plan, with a margin in memory where one has it; divisions into more pieces are tried once more after
     one was found, for they may spare moves."""
-    met: list[tuple[Trial, SplitPlan]] = []
+    met: list[tuple[SplitEstimate, SplitPlan]] = []
     least, tried, last, count = LARGE, 0, 0, 2
     most = max(4, min(MOST_TRIALS, MOST_OPS // len(found.order)))
     while count <= min(MOST_PIECES, found.batch):

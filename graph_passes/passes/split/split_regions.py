@@ -18,7 +18,7 @@ class Exactness(StrEnum):
 
 
 @dataclass(frozen=True)
-class Region:
+class SplitRegion:
     """Ops that run piece by piece.
 
     Attributes:
@@ -48,7 +48,7 @@ class SplitPlan:
 
     batch: int
     pieces: tuple[int, ...]
-    regions: tuple[Region, ...]
+    regions: tuple[SplitRegion, ...]
     fetched: frozenset[TensorId]
     separable: Separable = field(repr=False, compare=False)
 
@@ -75,7 +75,7 @@ def plan_of(
     for number, (members, again) in enumerate(parts):
         exits = _exits(found, members, parts, fetched)
         ordered, more = (tuple(name for name in found.order if name in names) for names in (members, again))
-        regions.append(Region(f"split_{number}", ordered, more, exits))
+        regions.append(SplitRegion(f"split_{number}", ordered, more, exits))
     return SplitPlan(found.batch, sizes_of_pieces(found.batch, count), tuple(regions), frozenset(fetched), found)
 
 

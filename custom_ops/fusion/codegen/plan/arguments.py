@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from custom_ops.expr.cuda import C_TYPES, HALF_TYPES
 from custom_ops.expr.nodes import Reduce
 from custom_ops.expr.program import STATE
-from custom_ops.fusion.codegen.plan.kernel_plan import Plan
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan
 
 Kind: TypeAlias = Literal["tensor", "output", "parts", "saved", "barrier", "tf32", "size", "dimension", "first", "ctas"]
 
@@ -16,7 +16,7 @@ _INTEGERS = ("size", "dimension", "first", "ctas", "tf32")
 
 
 @dataclass(frozen=True)
-class Argument:
+class ArgumentWord:
     """One word.
 
     Attributes:
@@ -54,33 +54,33 @@ def storage(dtype: str) -> str:
     return "Word" if dtype == STATE else HALF_TYPES.get(dtype, C_TYPES[dtype])
 
 
-def buffers(plan: Plan) -> tuple[Argument, ...]:
+def buffers(plan: KernelPlan) -> tuple[ArgumentWord, ...]:
     """Device memory that a kernel needs beside its tensors: CTAs' parts of reductions, and results for later phases."""
     types = [type_.dtype for type_ in plan.pattern.program.types]
     saved = sorted({place for piece in plan.pieces for place in piece.saved})
-    parts = [Argument("parts", place, element=C_TYPES[types[place]]) for place in sorted(plan.parts)]
-    return (*parts, *(Argument("saved", place, element=C_TYPES[types[place]]) for place in saved))
+    parts = [ArgumentWord("parts", place, element=C_TYPES[types[place]]) for place in sorted(plan.parts)]
+    return (*parts, *(ArgumentWord("saved", place, element=C_TYPES[types[place]]) for place in saved))
 
 
-def arguments(plan: Plan) -> tuple[Argument, ...]:
+def arguments(plan: KernelPlan) -> tuple[ArgumentWord, ...]:
     """All that a piece can be given, in order."""
     pattern, program = plan.pattern, plan.pattern.program
     types = [type_.dtype for type_ in program.types]
-    words = [Argument("tensor", i, element=f"const {storage(t.dtype)}") for i, t in enumerate(program.tensors)]
-    words += [Argument("output", i, element=storage(types[o.node])) for i, o in enumerate(program.outputs)]
+    words = [ArgumentWord("tensor", i, element=f"const {storage(t.dtype)}") for i, t in enumerate(program.tensors)]
+    words += [ArgumentWord("output", i, element=storage(types[o.node])) for i, o in enumerate(program.outputs)]
     words += buffers(plan)
-    words.append(Argument("tf32"))
-    words += [Argument("size", axis) for axis, size in enumerate(pattern.sizes) if size is None]
+    words.append(ArgumentWord("tf32"))
+    words += [ArgumentWord("size", axis) for axis, size in enumerate(pattern.sizes) if size is None]
     words += [
-        Argument("dimension", tensor, dimension)
+        ArgumentWord("dimension", tensor, dimension)
         for tensor, sizes in enumerate(pattern.dimensions)
         for dimension, size in enumerate(sizes)
         if isinstance(size, str) and size.startswith("d")
     ]
-    return (*words, *(Argument("ctas", number) for number in range(len(plan.pieces))))
+    return (*words, *(ArgumentWord("ctas", number) for number in range(len(plan.pieces))))
 
 
-def accumulator(plan: Plan, place: int) -> str:
+def accumulator(plan: KernelPlan, place: int) -> str:
     """The type in which a reduction is accumulated: float for half types."""
     assert isinstance(plan.pattern.program.nodes[place], Reduce)
     return C_TYPES[plan.pattern.program.types[place].dtype]

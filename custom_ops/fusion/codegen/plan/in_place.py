@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.plan.arguments import storage
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Plan
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, RowLoop
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class _Place:
 
     piece: int
     at: int
-    loop: Loop
+    loop: RowLoop
 
     def may_write(self, read: _Place) -> bool:
         """Whether it may write where another one reads."""
@@ -29,7 +29,7 @@ class _Place:
         return read.piece == self.piece and read.at <= self.at and read.loop.way in ("flat", "product") and alike
 
 
-def in_place(plan: Plan) -> frozenset[tuple[int, int]]:
+def in_place(plan: KernelPlan) -> frozenset[tuple[int, int]]:
     """Pairs of a tensor and an output that may share memory. Of a launch each tensor and output may be in one pair."""
     program = plan.pattern.program
     reads: dict[int, list[int]] = {}
@@ -53,7 +53,7 @@ def in_place(plan: Plan) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _loops(plan: Plan) -> tuple[dict[int, list[_Place]], dict[int, _Place]]:
+def _loops(plan: KernelPlan) -> tuple[dict[int, list[_Place]], dict[int, _Place]]:
     """The loops that read each input, and the one that writes each output."""
     readers: dict[int, list[_Place]] = {}
     writers: dict[int, _Place] = {}
@@ -66,7 +66,7 @@ def _loops(plan: Plan) -> tuple[dict[int, list[_Place]], dict[int, _Place]]:
     return readers, writers
 
 
-def _identity(plan: Plan, place: int) -> tuple[int, ...] | None:
+def _identity(plan: KernelPlan, place: int) -> tuple[int, ...] | None:
     """The axes along which an input reads, at each position, the element there; None if it reads others."""
     pattern, node = plan.pattern, plan.pattern.program.nodes[place]
     assert isinstance(node, Input)

@@ -22,13 +22,13 @@ from custom_ops.fusion.codegen.plan.contraction import Tile
 from custom_ops.fusion.codegen.plan.mapping import WARP, Mapping, Owner, Way, mapping
 from custom_ops.fusion.codegen.plan.pattern import Pattern, Root
 from custom_ops.fusion.codegen.plan.segment_ids import Segments
-from custom_ops.fusion.codegen.plan.template import Schedule, parse
+from custom_ops.fusion.codegen.plan.template import RootSchedule, parse
 
 MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
-class Configuration:
+class PatternConfiguration:
     """One way to compute a pattern, as the tuner keeps it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Loop:
+class RowLoop:
     """One pass over positions within a row.
 
     Attributes:
@@ -83,7 +83,7 @@ class Piece:
     owner: Owner
     most: int
     slabs: int
-    loops: tuple[Loop, ...]
+    loops: tuple[RowLoop, ...]
     vector: int = 1
     combined: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
@@ -110,7 +110,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """What a kernel does.
 
     Attributes:
@@ -121,7 +121,7 @@ class Plan:
     """
 
     pattern: Pattern
-    configuration: Configuration
+    configuration: PatternConfiguration
     pieces: tuple[Piece, ...]
     mappings: dict[str, Mapping]
 
@@ -150,7 +150,7 @@ class Plan:
         return self.phases > 1 and not self.single
 
 
-def plan(pattern: Pattern, configuration: Configuration) -> Plan:
+def plan(pattern: Pattern, configuration: PatternConfiguration) -> KernelPlan:
     """What a kernel of this configuration does.
 
     Raises:
@@ -169,12 +169,12 @@ def plan(pattern: Pattern, configuration: Configuration) -> Plan:
         members.setdefault((phases[root.name], *_key(mappings[root.name])), []).append(root)
     pieces = [_piece(pattern, configuration, phases, mappings, group) for group in members.values()]
     pieces = _connected(pattern, pieces, mappings, reductions)
-    made = Plan(pattern, configuration, tuple(sorted(pieces, key=lambda piece: piece.phase)), mappings)
+    made = KernelPlan(pattern, configuration, tuple(sorted(pieces, key=lambda piece: piece.phase)), mappings)
     _check(made)
     return made
 
 
-def _mapped(pattern: Pattern, configuration: Configuration) -> tuple[list[Root], dict[str, Mapping]]:
+def _mapped(pattern: Pattern, configuration: PatternConfiguration) -> tuple[list[Root], dict[str, Mapping]]:
     """All roots, with the elementwise values that the template keeps, and what the template says of them."""
     schedules = {schedule.root: schedule for schedule in parse(configuration.template).schedules}
     roots = list(pattern.roots)
@@ -193,7 +193,7 @@ def _mapped(pattern: Pattern, configuration: Configuration) -> tuple[list[Root],
     return roots, {root.name: _mapping(pattern, root, schedules[root.name], configuration.threads) for root in roots}
 
 
-def _mapping(pattern: Pattern, root: Root, schedule: Schedule, threads: int) -> Mapping:
+def _mapping(pattern: Pattern, root: Root, schedule: RootSchedule, threads: int) -> Mapping:
     """See `mapping`; found once for equal schedules."""
     key = ("mapping", schedule, threads)
     if key not in pattern.found:
@@ -238,7 +238,7 @@ def _combines(own: Mapping, read: Root) -> bool:
 
 def _piece(
     pattern: Pattern,
-    configuration: Configuration,
+    configuration: PatternConfiguration,
     phases: dict[str, int],
     mappings: dict[str, Mapping],
     roots: Sequence[Root],
@@ -257,7 +257,7 @@ def _piece(
     for (_, axes, serial, way), members in sorted(loops.items(), key=lambda item: item[0][0]):
         wide = first.owner.kind != "strided" and way == "flat" and bool(axes)
         vector = vector_width(pattern, members, axes, configuration.vector) if wide else 1
-        made.append(Loop(axes, serial, way, vector, tuple(members)))
+        made.append(RowLoop(axes, serial, way, vector, tuple(members)))
     piece = Piece(phases[roots[0].name], first.rows, first.owner, first.most, first.slabs, tuple(made))
     if first.tile is not None:
         piece = replace(piece, tile=first.tile)
@@ -308,12 +308,12 @@ def _combiners(threads: int) -> Owner:
     return Owner("strided", WARP, threads // WARP) if threads > WARP else Owner("thread", threads, 1)
 
 
-def own_values(plan: Plan, piece: Piece) -> set[int]:
+def own_values(plan: KernelPlan, piece: Piece) -> set[int]:
     """What a piece makes for itself and keeps: results of reductions, elementwise values in shared memory."""
     return {root.node for root in piece.roots if root.output is None and not plan.mappings[root.name].partial}
 
 
-def counted(pattern: Pattern, piece: Piece, loop: Loop) -> Segments | None:
+def counted(pattern: Pattern, piece: Piece, loop: RowLoop) -> Segments | None:
     """What a loop counts whose threads go through marked numbers alone; None: they go through all."""
     if piece.owner.kind != "thread" or piece.slabs > 1 or not piece.rows or not loop.axes or loop.serial:
         return None
@@ -324,12 +324,12 @@ def counted(pattern: Pattern, piece: Piece, loop: Loop) -> Segments | None:
     return only if all(set(root.kept) == set(piece.rows) for root in loop.roots) else None
 
 
-def tile_axes(plan: Plan, piece: Piece) -> tuple[tuple[int, ...], ...]:
+def tile_axes(plan: KernelPlan, piece: Piece) -> tuple[tuple[int, ...], ...]:
     """Batch, rows and columns of the products of a piece."""
     return plan.pattern.tiles[piece.roots[0].name][0].form
 
 
-def _check(made: Plan) -> None:
+def _check(made: KernelPlan) -> None:
     """Raises KernelError for what no kernel can do."""
     for piece in made.pieces:
         for loop in piece.loops:

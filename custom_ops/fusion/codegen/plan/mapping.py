@@ -37,7 +37,7 @@ from typing import Literal, TypeAlias
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.plan.contraction import Tile, is_tiled, tile_of
 from custom_ops.fusion.codegen.plan.pattern import Pattern, Root
-from custom_ops.fusion.codegen.plan.template import Attribute, Schedule
+from custom_ops.fusion.codegen.plan.template import Attribute, RootSchedule
 
 WARP = 32
 TILE = 32
@@ -98,7 +98,7 @@ class Mapping:
         return self.over_rows or self.over_slabs
 
 
-def mapping(pattern: Pattern, root: Root, schedule: Schedule, threads: int) -> Mapping:
+def mapping(pattern: Pattern, root: Root, schedule: RootSchedule, threads: int) -> Mapping:
     """The mapping of a schedule, in CTAs of so many threads.
 
     Raises:
@@ -134,7 +134,7 @@ def mapping(pattern: Pattern, root: Root, schedule: Schedule, threads: int) -> M
     return Mapping(rows, owner, most, pattern.in_order(inside), over_rows=over_rows)
 
 
-def _owner(rows: list[Attribute], threads: int, schedule: Schedule) -> tuple[Owner, int]:
+def _owner(rows: list[Attribute], threads: int, schedule: RootSchedule) -> tuple[Owner, int]:
     """The owner of the rows, and how many CTAs there are at most."""
     if not rows:
         return Owner("cta", 1, threads), 1
@@ -175,7 +175,7 @@ def _split(
     axes: tuple[tuple[int, ...], tuple[int, ...]],
     owner: Owner,
     most: int,
-    schedule: Schedule,
+    schedule: RootSchedule,
 ) -> Mapping:
     """What lies within rows is shared out over CTAs, too: all that is reduced, or that an output has there."""
     rows, split = axes
@@ -198,7 +198,7 @@ def _nested(
     rows: tuple[int, ...],
     owner: Owner,
     most: int,
-    schedule: Schedule,
+    schedule: RootSchedule,
 ) -> Mapping:
     """A reduction whose result is an array within each row."""
     kept, reduced = [axis for axis in root.kept if axis not in rows], root.reduced
@@ -210,7 +210,7 @@ def _nested(
     return Mapping(rows, owner, most, pattern.in_order(kept), pattern.in_order(reduced), way)
 
 
-def _tile(root: Root, attributes: dict[int, Attribute], threads: int, schedule: Schedule) -> Mapping:
+def _tile(root: Root, attributes: dict[int, Attribute], threads: int, schedule: RootSchedule) -> Mapping:
     """The output is written along its last axis and read along another one."""
     tiled = [axis for axis in root.axes if len(attributes[axis]) == 2]
     others = [axis for axis in root.axes if axis not in tiled]
@@ -224,7 +224,7 @@ def _tile(root: Root, attributes: dict[int, Attribute], threads: int, schedule: 
 
 
 def _product(
-    pattern: Pattern, root: Root, attributes: dict[int, Attribute], threads: int, schedule: Schedule
+    pattern: Pattern, root: Root, attributes: dict[int, Attribute], threads: int, schedule: RootSchedule
 ) -> Mapping:
     """A contraction, or an output that reads one."""
     if root.name not in pattern.tiles:
@@ -241,5 +241,5 @@ def _product(
     return Mapping(rows, Owner("cta", 1, threads), most, way="product", tile=tile, group=group)
 
 
-def _nonsense(schedule: Schedule, what: str) -> KernelError:
+def _nonsense(schedule: RootSchedule, what: str) -> KernelError:
     return KernelError(f"'{schedule}' has no meaning: {what}")

@@ -15,7 +15,7 @@ from custom_ops.expr.nodes import Constant, Elementwise, Input, Position, Random
 from custom_ops.expr.table import TABLE
 from custom_ops.fusion.codegen.plan.addresses import is_packed
 from custom_ops.fusion.codegen.plan.contraction import CHUNK, LANES, Contraction, Tile
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Piece, Plan, counted, own_values
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, RowLoop, counted, own_values
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, WARP
 
@@ -33,7 +33,7 @@ _WIDE = ("float64", "int64")
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRegisters:
     """What stays in registers from loop to loop of a row.
 
     Attributes:
@@ -49,7 +49,7 @@ class Kept:
     ahead: tuple[int, ...] = ()
 
 
-def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
+def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> KeptRegisters:
     """What to keep, found once for equal pieces; `own` are values that the piece has at hand anyway.
 
     Raises:
@@ -58,11 +58,11 @@ def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
     key = ("kept", piece.rows, piece.owner, piece.slabs, piece.loops, frozenset(own))
     if key not in pattern.found:
         pattern.found[key] = _kept(pattern, piece, own)
-    found: Kept = pattern.found[key]
+    found: KeptRegisters = pattern.found[key]
     return found
 
 
-def _kept(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
+def _kept(pattern: Pattern, piece: Piece, own: Set[int]) -> KeptRegisters:
     banned: set[int] = set()
     elements = [_elements(pattern, piece, loop) for loop in piece.loops]
     sums = _sums(pattern, piece, elements)
@@ -89,7 +89,7 @@ def _kept(pattern: Pattern, piece: Piece, own: Set[int]) -> Kept:
     fits = _needed(total + sums, _registers_ahead(pattern, elements, loads)) <= min(
         REGISTERS // threads, REGISTERS_PER_THREAD
     )
-    return Kept(tuple(elements), tuple(found), tuple(made), loads if worth and fits else ())
+    return KeptRegisters(tuple(elements), tuple(found), tuple(made), loads if worth and fits else ())
 
 
 def _registers_ahead(pattern: Pattern, elements: list[int], loads: tuple[int, ...]) -> int:
@@ -122,7 +122,7 @@ def _loads(pattern: Pattern, piece: Piece, elements: list[int]) -> tuple[int, ..
     )
 
 
-def ctas_at_once(plan: Plan) -> int:
+def ctas_at_once(plan: KernelPlan) -> int:
     """CTAs that a multiprocessor should run at once, which bounds a thread's registers: as many as leave room for what
     threads keep, and half as much again for all else."""
     needed = OTHERS
@@ -168,7 +168,7 @@ def is_exact(pattern: Pattern, found: Contraction, tile: Tile, warps: int) -> bo
     return depth is not None and depth % (CHUNK * warps * ahead(pattern, found, tile, warps)) == 0
 
 
-def registers_of(plan: Plan, piece: Piece) -> int:
+def registers_of(plan: KernelPlan, piece: Piece) -> int:
     """Registers of a thread for all products' sums, and for what it loads of the factors of one, with addresses."""
     tile, warps, sums, most = piece.tile, plan.configuration.threads // WARP, 0, 0
     assert tile is not None
@@ -216,7 +216,7 @@ def _sums(pattern: Pattern, piece: Piece, elements: list[int]) -> int:
     return total
 
 
-def _elements(pattern: Pattern, piece: Piece, loop: Loop) -> int:
+def _elements(pattern: Pattern, piece: Piece, loop: RowLoop) -> int:
     size = pattern.static(loop.axes)
     if size is None or not loop.axes or loop.way != "flat" or piece.slabs > 1 or counted(pattern, piece, loop):
         return 0
@@ -259,7 +259,7 @@ def _found(
     return frozenset(kept)
 
 
-def _computed(pattern: Pattern, loop: Loop, own: Set[int], registers: frozenset[int]) -> set[int]:
+def _computed(pattern: Pattern, loop: RowLoop, own: Set[int], registers: frozenset[int]) -> set[int]:
     return {place for root in loop.roots for place in pattern.needs(root, own | registers)}
 
 

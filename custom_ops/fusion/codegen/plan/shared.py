@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from custom_ops.expr.cuda import C_TYPES
 from custom_ops.expr.nodes import arguments_of
 from custom_ops.fusion.codegen.plan.dominance import DominanceTree
-from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan, counted
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, counted
 from custom_ops.fusion.codegen.plan.mapping import TILE, WARP, Mapping
 from custom_ops.fusion.codegen.plan.pattern import Pattern, Root
 
@@ -49,12 +49,12 @@ class SharedPlan:
         return self.exchange + self.arrays
 
 
-def shared_bytes(plan: Plan) -> int:
+def shared_bytes(plan: KernelPlan) -> int:
     """Bytes of shared memory of a CTA, which computes one piece at a time."""
     return max(shared_plan(plan, piece).bytes for piece in plan.pieces)
 
 
-def shared_plan(plan: Plan, piece: Piece) -> SharedPlan:
+def shared_plan(plan: KernelPlan, piece: Piece) -> SharedPlan:
     """Where a piece's arrays lie."""
     exchange = _aligned(_exchange(plan, piece))
     written = {root.node: number for number, loop in enumerate(piece.loops) for root in _kept(plan, loop.roots)}
@@ -123,7 +123,7 @@ class _Space:
 class _Graph:
     """The values of a piece, and their readers."""
 
-    def __init__(self, plan: Plan, piece: Piece, written: dict[int, int]) -> None:
+    def __init__(self, plan: KernelPlan, piece: Piece, written: dict[int, int]) -> None:
         self._pattern, self._loops, self._written = plan.pattern, piece.loops, written
         leave = [root for root in piece.roots if root.output is not None or plan.mappings[root.name].partial]
         nodes = plan.pattern.program.nodes
@@ -181,7 +181,7 @@ class _Graph:
         )
 
 
-def _kept(plan: Plan, roots: Iterable[Root]) -> list[Root]:
+def _kept(plan: KernelPlan, roots: Iterable[Root]) -> list[Root]:
     """The roots whose result is an array in shared memory."""
     return [root for root in roots if is_array(plan.pattern, root, plan.mappings[root.name])]
 
@@ -191,25 +191,25 @@ def is_array(pattern: Pattern, root: Root, found: Mapping) -> bool:
     return root.output is None and not found.partial and (not root.reduced or found.way in ("serial", "warps"))
 
 
-def array_axes(plan: Plan, piece: Piece, place: int) -> tuple[int, ...]:
+def array_axes(plan: KernelPlan, piece: Piece, place: int) -> tuple[int, ...]:
     """The axes of an array within a row."""
     axes = set(plan.pattern.program.types[place].axes)
     return plan.pattern.in_order(axes - set(piece.rows))
 
 
-def array_size(plan: Plan, piece: Piece, place: int) -> int:
+def array_size(plan: KernelPlan, piece: Piece, place: int) -> int:
     """Elements of an array within a row."""
     size = plan.pattern.static(array_axes(plan, piece, place))
     assert size is not None, "arrays in shared memory have known sizes"
     return size
 
 
-def _request(plan: Plan, piece: Piece, place: int) -> int:
+def _request(plan: KernelPlan, piece: Piece, place: int) -> int:
     kind = C_TYPES[plan.pattern.program.types[place].dtype]
     return array_size(plan, piece, place) * SIZES[kind] * piece.owner.rows
 
 
-def _exchange(plan: Plan, piece: Piece) -> int:
+def _exchange(plan: KernelPlan, piece: Piece) -> int:
     """What reductions take, for numbers of 8 bytes."""
     threads = plan.configuration.threads
     roots = [root for root in piece.roots if root.output is None]

@@ -47,7 +47,7 @@ Attribute: TypeAlias = tuple[Level, ...]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RootSchedule:
     """How one root is computed.
 
     Attributes:
@@ -69,7 +69,7 @@ class Schedule:
 class Template:
     """A schedule for each root, in the roots' order."""
 
-    schedules: tuple[Schedule, ...]
+    schedules: tuple[RootSchedule, ...]
 
     def __str__(self) -> str:
         return "".join(map(str, self.schedules))
@@ -96,9 +96,9 @@ def parse(text: str) -> Template:
 
 
 @lru_cache(maxsize=1 << 14)
-def _schedule(root: str, attributes: str, shared: str) -> Schedule:
+def _schedule(root: str, attributes: str, shared: str) -> RootSchedule:
     given = tuple(map(_attribute, attributes.split(","))) if attributes else ()
-    return Schedule(root, given, shared == "S")
+    return RootSchedule(root, given, shared == "S")
 
 
 @lru_cache(maxsize=1 << 10)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from custom_ops.fusion.codegen.plan.addresses import product
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop
+from custom_ops.fusion.codegen.plan.kernel_plan import RowLoop
 from custom_ops.fusion.codegen.plan.segment_ids import Segments
 from custom_ops.fusion.codegen.write.piece import Elements, PieceWriter
 from custom_ops.fusion.codegen.write.values import Names, axis_name
 
 
-def marked_loop(writer: PieceWriter, loop: Loop, found: Segments, row: Names, active: str) -> list[str]:
+def marked_loop(writer: PieceWriter, loop: RowLoop, found: Segments, row: Names, active: str) -> list[str]:
     """Adds up, in the sums of the loop's roots, the numbers whose ids are positions of the thread's row."""
     pattern, threads = writer.pattern, writer.threads
     name, next_ = axis_name(found.axis), f"next_marked<{threads}>"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from custom_ops.expr.nodes import Reduce
 from custom_ops.fusion.codegen.plan.addresses import At, offset_along, product
 from custom_ops.fusion.codegen.plan.arguments import accumulator, storage
-from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan, own_values
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, own_values
 from custom_ops.fusion.codegen.plan.pattern import Root
 from custom_ops.fusion.codegen.plan.shared import array_axes
-from custom_ops.fusion.codegen.write.values import Names, Values, axis_name, positions
+from custom_ops.fusion.codegen.write.values import Names, ValueWriter, axis_name, positions
 
 BEGIN = "begin"  # the position along the last axis of the first of several elements
 
@@ -47,13 +47,13 @@ class PieceWriter:
         own: values that the piece makes for itself: results of reductions, and what it keeps in shared memory.
     """
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    def __init__(self, plan: KernelPlan, number: int) -> None:
         self.plan, self.number = plan, number
         self.piece: Piece = plan.pieces[number]
         self.pattern, self.threads = plan.pattern, plan.configuration.threads
         self.own = own_values(plan, self.piece)
         self.arrays: dict[int, str] = {}
-        self.values = Values(self.pattern, self.arrays)
+        self.values = ValueWriter(self.pattern, self.arrays)
 
     # ---- Elements
 

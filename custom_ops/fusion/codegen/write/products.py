@@ -11,7 +11,7 @@ from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.plan.addresses import At, is_packed, lies_along, product
 from custom_ops.fusion.codegen.plan.arguments import accumulator
 from custom_ops.fusion.codegen.plan.contraction import LANES, Contraction
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Plan, tile_axes
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, RowLoop, tile_axes
 from custom_ops.fusion.codegen.plan.mapping import WARP
 from custom_ops.fusion.codegen.plan.pattern import Root
 from custom_ops.fusion.codegen.plan.registers import ahead, is_exact
@@ -26,7 +26,7 @@ FACTORS = {"float32": "kTf32", "float16": "kHalf", "bfloat16": "kBfloat16"}
 class ProductWriter(PieceWriter):
     """Writes a piece whose rows are tiles."""
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    def __init__(self, plan: KernelPlan, number: int) -> None:
         super().__init__(plan, number)
         assert self.piece.tile is not None
         self.tile, self.warps = self.piece.tile, self.threads // 32
@@ -249,7 +249,7 @@ class ProductWriter(PieceWriter):
         declared = [f"{C_TYPES[self.values.dtypes[place]]} early_{place}[{self.elements_each}];" for place in read]
         return {place: f"early_{place}[i]" for place in read}, [*declared, *self._at_elements(lines)]
 
-    def _loop_of(self, loop: Loop, names: Names, element: Names) -> list[str]:
+    def _loop_of(self, loop: RowLoop, names: Names, element: Names) -> list[str]:
         """Products, then reductions of their rows, then what is stored, of those that can be computed by now."""
         lines: list[str] = []
         for root in loop.roots:

@@ -7,7 +7,7 @@ from custom_ops.expr.cuda import C_TYPES
 from custom_ops.expr.nodes import Input
 from custom_ops.fusion.codegen.plan.addresses import offset_along, product
 from custom_ops.fusion.codegen.plan.arguments import accumulator, storage
-from custom_ops.fusion.codegen.plan.kernel_plan import Loop, Plan, counted
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, RowLoop, counted
 from custom_ops.fusion.codegen.plan.pattern import Root
 from custom_ops.fusion.codegen.plan.registers import keep
 from custom_ops.fusion.codegen.plan.shared import array_axes, array_size, is_array, shared_plan
@@ -19,7 +19,7 @@ from custom_ops.fusion.codegen.write.values import Names, axis_name, positions
 class RowWriter(PieceWriter):
     """Writes a piece whose rows are loops."""
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    def __init__(self, plan: KernelPlan, number: int) -> None:
         super().__init__(plan, number)
         self.owner = self.piece.owner
         self.kept = keep(self.pattern, self.piece, self.own)
@@ -101,7 +101,7 @@ class RowWriter(PieceWriter):
                     lines.append(self.start_sum(root.node))
         return lines
 
-    def _over_rows(self, loop: Loop) -> list[Root]:
+    def _over_rows(self, loop: RowLoop) -> list[Root]:
         return [root for root in loop.roots if root.output is None and self.plan.mappings[root.name].over_rows]
 
     def _parts_of_rows(self) -> list[str]:
@@ -207,7 +207,7 @@ class RowWriter(PieceWriter):
 
     # ---- A loop
 
-    def _loop(self, number: int, loop: Loop, row: Names) -> list[str]:
+    def _loop(self, number: int, loop: RowLoop, row: Names) -> list[str]:
         """One loop, with what it needs of its row before and the results of its reductions after it."""
         inside = (*loop.axes, *loop.serial)
         found = row.new_child(dict.fromkeys(self.kept.values[number], ""))
@@ -235,7 +235,7 @@ class RowWriter(PieceWriter):
             lines += self._left(root)
         return lines
 
-    def _once(self, loop: Loop, row: Names) -> list[str]:
+    def _once(self, loop: RowLoop, row: Names) -> list[str]:
         """What is done once for each row."""
         lines = []
         for root, start in zip(loop.roots, map(self.pattern.start, loop.roots), strict=True):
@@ -245,7 +245,7 @@ class RowWriter(PieceWriter):
                 lines.append(if_(self.one, self.joined(root.node, f"sum_{root.node}", self.values.text(start, row))))
         return lines
 
-    def _positions(self, number: int, loop: Loop, row: Names) -> list[str]:
+    def _positions(self, number: int, loop: RowLoop, row: Names) -> list[str]:
         """The loop over positions, unrolled where a thread keeps what it sees in registers."""
         threads, width, size = self.owner.threads, loop.vector, self.pattern.static(loop.axes)
         count = self.kept.elements[number]
@@ -272,12 +272,12 @@ class RowWriter(PieceWriter):
             lines = [*declared, "#pragma unroll 4", f"for (Index i = {first}; i < {total}; i += {step}) {{", *body, "}"]
         return ["{", *lines, "}"] if declared else lines
 
-    def _is_full(self, loop: Loop) -> bool:
+    def _is_full(self, loop: RowLoop) -> bool:
         """Whether all threads have as many elements of a row."""
         size = self.pattern.static(loop.axes)
         return size is not None and size % (self.owner.threads * loop.vector) == 0
 
-    def _place(self, loop: Loop) -> str:
+    def _place(self, loop: RowLoop) -> str:
         """Where the k-th of a thread's elements in a row are."""
         at = "k" if self.owner.kind == "thread" else f"k * {self.owner.threads} + lane"
         if loop.vector == 1:
@@ -288,7 +288,7 @@ class RowWriter(PieceWriter):
         """The barrier of the threads that own a row."""
         return "__syncwarp();" if self.owner.kind in ("lanes", "thread") else "__syncthreads();"
 
-    def _nested(self, loop: Loop, row: Names) -> list[str]:
+    def _nested(self, loop: RowLoop, row: Names) -> list[str]:
         """Reductions at each of the positions that threads or warps share."""
         by_warps = loop.way == "warps"
         first, step = ("threadIdx.x / 32", self.threads // 32) if by_warps else ("lane", self.owner.threads)

@@ -10,8 +10,8 @@ from functools import cached_property
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Random
-from custom_ops.fusion.codegen.plan.arguments import Argument, arguments
-from custom_ops.fusion.codegen.plan.kernel_plan import Piece, Plan
+from custom_ops.fusion.codegen.plan.arguments import ArgumentWord, arguments
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece
 from custom_ops.fusion.codegen.plan.registers import ctas_at_once
 from custom_ops.fusion.codegen.plan.shared import shared_bytes
 from custom_ops.fusion.codegen.write.flat import FlatWriter
@@ -31,7 +31,7 @@ _NUMBERED = re.compile(
 
 
 @dataclass(frozen=True)
-class Source:
+class KernelSource:
     """A kernel before it is compiled.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source:
 
     text: str
     entry: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[ArgumentWord, ...]
     shared: int
 
 
@@ -52,7 +52,7 @@ class _Function:
     """What computes a piece: the lines of its body, the words that it is given, and a comment."""
 
     body: tuple[str, ...]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[ArgumentWord, ...]
     comment: str
 
     @cached_property
@@ -67,7 +67,7 @@ class _Function:
         return "\n".join(_NUMBERED.sub(renamed, line) for line in self.body)
 
 
-def write(plan: Plan, entry: str = ENTRY, wide: bool = False) -> Source:
+def write(plan: KernelPlan, entry: str = ENTRY, wide: bool = False) -> KernelSource:
     """The source of a plan's kernel; `wide`: for tensors of 2^30 elements and more, with 64-bit indices."""
     functions = [_function(plan, number, piece) for number, piece in enumerate(plan.pieces)]
     names: dict[str, int] = {}
@@ -100,10 +100,10 @@ def write(plan: Plan, entry: str = ENTRY, wide: bool = False) -> Source:
         *calls,
         "}",
     ]
-    return Source("\n".join(_indented(lines)) + "\n", entry, tuple(words), shared_bytes(plan))
+    return KernelSource("\n".join(_indented(lines)) + "\n", entry, tuple(words), shared_bytes(plan))
 
 
-def _function(plan: Plan, number: int, piece: Piece) -> _Function:
+def _function(plan: KernelPlan, number: int, piece: Piece) -> _Function:
     body = _writer(piece)(plan, number).lines()
     words = {word for line in body for word in re.findall(r"\w+", line)}
     given = tuple(argument for argument in arguments(plan) if argument.name in words)
@@ -136,11 +136,13 @@ def _text(name: str, functions: Sequence[_Function]) -> list[str]:
     ]
 
 
-def _calls(plan: Plan, functions: Sequence[_Function], names: dict[str, int]) -> tuple[list[Argument], list[str]]:
+def _calls(
+    plan: KernelPlan, functions: Sequence[_Function], names: dict[str, int]
+) -> tuple[list[ArgumentWord], list[str]]:
     """All words of the kernel, and what it does with them."""
     if len(functions) == 1:
         return list(functions[0].arguments), ["piece_0(p.word, shared, blockIdx.x, gridDim.x);"]
-    words = [Argument("barrier")] * plan.cooperative
+    words = [ArgumentWord("barrier")] * plan.cooperative
     lines: list[str] = []
     for phase in range(plan.phases):
         if phase:
@@ -155,7 +157,7 @@ def _calls(plan: Plan, functions: Sequence[_Function], names: dict[str, int]) ->
             run = "run_pieces" if plan.single else "run_piece"
             lines.append(f"{run}<{len(numbers)}, {stride}, piece_{names[kind]}>(p.word + {len(words)}, shared);")
             for number in numbers:
-                words += [Argument("first", number), Argument("ctas", number), *functions[number].arguments]
+                words += [ArgumentWord("first", number), ArgumentWord("ctas", number), *functions[number].arguments]
     return words, lines
 
 

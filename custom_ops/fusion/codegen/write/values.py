@@ -36,7 +36,7 @@ def axis_name(axis: int) -> str:
     return f"a{axis}"
 
 
-class Values:
+class ValueWriter:
     """Writes values of a pattern.
 
     Args:

@@ -54,7 +54,7 @@ _STEPS = {
 
 
 @dataclass(frozen=True)
-class Step:
+class RegionStep:
     """One step of a region.
 
     Attributes:
@@ -73,7 +73,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RegionSchedule:
     """What one op shall run.
 
     Attributes:
@@ -81,7 +81,7 @@ class Schedule:
         choice: how its patterns were chosen.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[RegionStep, ...]
     choice: PatternChoice
 
     @property
@@ -89,13 +89,13 @@ class Schedule:
         """Names of all its nodes, in topological order."""
         return tuple(name for step in self.steps for name in step.members)
 
-    def named(self, names: Mapping[str, str]) -> Schedule:
+    def named(self, names: Mapping[str, str]) -> RegionSchedule:
         """This of an equal region, whose nodes are called otherwise: by the names here."""
         steps = (replace(step, members=tuple(names[name] for name in step.members)) for step in self.steps)
         return replace(self, steps=tuple(steps))
 
     @property
-    def kernels(self) -> tuple[Step, ...]:
+    def kernels(self) -> tuple[RegionStep, ...]:
         """The steps that are kernels."""
         return tuple(step for step in self.steps if step.kind is StepKind.KERNEL)
 
@@ -109,7 +109,7 @@ class Partition:
         reasons: why a node is in none, for each that is in none.
     """
 
-    regions: tuple[Schedule, ...]
+    regions: tuple[RegionSchedule, ...]
     reasons: Mapping[str, Refusal] = field(default_factory=dict)
 
 
@@ -181,9 +181,9 @@ def partition_graph(
 
 def _scheduled(
     scorers: Iterable[Scorer], signatures: Signatures, limits: Limits, exploration: Exploration | None
-) -> tuple[Schedule, ...]:
+) -> tuple[RegionSchedule, ...]:
     """The steps of regions, which are planned once for equal ones: a net's layers, and the lanes of replicas."""
-    known: dict[Hashable, tuple[RegionCandidate, Schedule]] = {}
+    known: dict[Hashable, tuple[RegionCandidate, RegionSchedule]] = {}
     found = []
     for scorer in scorers:
         region = scorer.region
@@ -245,7 +245,7 @@ def _outputs(graph: Graph, members: Sequence[str], fetched: Collection[TensorId]
     return {tensor for tensor in made if tensor in fetched or any(use.node not in within for use in graph.uses(tensor))}
 
 
-def schedule_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> Schedule:
+def schedule_region(scorer: Scorer, limits: Limits, exploration: Exploration | None = None) -> RegionSchedule:
     """The steps of one region."""
     net = scorer.region.net
     _measure_at_once(scorer)
@@ -261,7 +261,7 @@ def schedule_region(scorer: Scorer, limits: Limits, exploration: Exploration | N
     patterns = dict(enumerate(candidates[place] for place in choice.chosen))
     explored = {group for group, place in enumerate(choice.chosen) if place >= substituted}
     steps = tuple(_step(scorer, contraction.groups[group], patterns.get(group), group in explored) for group in order)
-    return Schedule(steps, choice)
+    return RegionSchedule(steps, choice)
 
 
 def _measure_at_once(scorer: Scorer) -> None:
@@ -273,10 +273,10 @@ def _measure_at_once(scorer: Scorer) -> None:
         scorer.measure.prepare(noted)
 
 
-def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None, explored: bool) -> Step:
+def _step(scorer: Scorer, members: Sequence[int], pattern: Candidate | None, explored: bool) -> RegionStep:
     region = scorer.region
     names = tuple(region.names[number] for number in members)
     if pattern:
-        return Step(StepKind.KERNEL, names, pattern.score, pattern.seconds, explored)
+        return RegionStep(StepKind.KERNEL, names, pattern.score, pattern.seconds, explored)
     kind = _STEPS.get(region.kinds[members[0]], StepKind.KERNEL)
-    return Step(kind, names, 0.0, scorer.seconds(members) if region.works(members[0]) else 0.0)
+    return RegionStep(kind, names, 0.0, scorer.seconds(members) if region.works(members[0]) else 0.0)

@@ -1,8 +1,8 @@
 """Whole numbers of a loop as sums: what a counter starts from, which item a step reads, how many steps there are.
 
 A scalar of the graph around a loop is a `Linear`: scalars that are not taken apart, each times a whole number, and a
-number. A scalar of a step is a `Place`: a `Linear` and what every step adds to it. So `x[n - 1 - i]` of a counter i
-that starts from 0 is read at `Place(n - 1, -1)`.
+number. A scalar of a step is a `StepNumber`: a `Linear` and what every step adds to it. So `x[n - 1 - i]` of a
+counter i that starts from 0 is read at `StepNumber(n - 1, -1)`.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Place:
+class StepNumber:
     """A whole number of each step: `start` in the first one, and `step` more in each that follows."""
 
     start: Linear
     step: int = 0
 
-    def plus(self, other: Place, factor: int = 1) -> Place:
+    def plus(self, other: StepNumber, factor: int = 1) -> StepNumber:
         """This and `factor` times the other."""
-        return Place(self.start.plus(other.start, factor), self.step + factor * other.step)
+        return StepNumber(self.start.plus(other.start, factor), self.step + factor * other.step)
 
 
-FORWARDS = Place(Linear(), 1)  # the step's number
+FORWARDS = StepNumber(Linear(), 1)  # the step's number
 
 
 def linear(graph: Graph, tensor: TensorId) -> Linear:
@@ -103,15 +103,15 @@ class Numbers:
     around: Graph
     graph: Graph
     fixed: Mapping[str, TensorId]
-    counted: Mapping[str, Place]
+    counted: Mapping[str, StepNumber]
 
-    def place(self, tensor: TensorId) -> Place | None:
+    def place(self, tensor: TensorId) -> StepNumber | None:
         """What the scalar `tensor` is in each step; None if that is unknown."""
         graph = self.graph
         source = passed(graph, tensor)
         number = scalar_value(graph, source)
         if isinstance(number, int):
-            return Place(Linear(number=int(number)))
+            return StepNumber(Linear(number=int(number)))
         if source.node in self.counted:
             return self.counted[source.node]
         node = graph[source.node]
@@ -120,28 +120,28 @@ class Numbers:
             return None if left is None or right is None else left.plus(right, _SUMS[node.op])
         if node.op == "Neg":
             inner = self.place(node.inputs[0])
-            return None if inner is None else Place(Linear()).plus(inner, -1)
+            return None if inner is None else StepNumber(Linear()).plus(inner, -1)
         if node.op == "Mul":
             sides = [self.place(side) for side in node.inputs]
             factors = [side.start.key for side in sides if side is not None and side.step == 0]
             factor = next((key for key in factors if isinstance(key, int)), None)
             other = next((s for s in sides if s is None or s.step or s.start.key != factor), sides[0])
-            return None if factor is None or other is None else Place(Linear()).plus(other, factor)
+            return None if factor is None or other is None else StepNumber(Linear()).plus(other, factor)
         if node.op == "Cast" and _is_whole(graph, source) and _is_whole(graph, node.inputs[0]):
             return self.place(node.inputs[0])
         return self._given(scalar_key(graph, source))
 
-    def _given(self, key: Key) -> Place | None:
+    def _given(self, key: Key) -> StepNumber | None:
         """What a scalar is that an argument says: its value, or a size of it."""
         if isinstance(key, int):
-            return Place(Linear(number=key))
+            return StepNumber(Linear(number=key))
         source, axis = (key, None) if isinstance(key, TensorId) else key
         outside = self.fixed.get(source.node)
         if outside is None:
             return None
         if axis is not None:
-            return Place(of_key(dimension_key(self.around, outside, axis)))
-        return Place(linear(self.around, outside))
+            return StepNumber(of_key(dimension_key(self.around, outside, axis)))
+        return StepNumber(linear(self.around, outside))
 
 
 def _is_whole(graph: Graph, tensor: TensorId) -> bool:
@@ -149,7 +149,7 @@ def _is_whole(graph: Graph, tensor: TensorId) -> bool:
     return spec is None or (spec.dtype in _WHOLE and spec.shape in ((), None))
 
 
-def steps_until(counter: Place, op: str, limit: Linear) -> Linear | None:
+def steps_until(counter: StepNumber, op: str, limit: Linear) -> Linear | None:
     """How many steps pass while `counter op limit` holds, where that is not negative; None if it cannot be told."""
     up = op in ("Less", "LessEqual") or (op == "NotEqual" and counter.step > 0)
     if up != (counter.step > 0):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from graph_passes.graph.frames import frames
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
 from graph_passes.graph.ops import IDENTITIES, LOOPS, passed, scalar_value
-from graph_passes.passes.recurrent.find.counting import Numbers, Place, linear
+from graph_passes.passes.recurrent.find.counting import Numbers, StepNumber, linear
 from graph_passes.passes.recurrent.find.stepped_variables import Stepped, stepped_variables
 from graph_passes.refusals import Reason, Refusal
 
@@ -94,7 +94,7 @@ class Variables:
     """
 
     invariants: frozenset[int]
-    counters: Mapping[int, Place]
+    counters: Mapping[int, StepNumber]
     states: tuple[int, ...]
     writes: dict[int, Node]
     bounds: tuple[Bound, ...]
@@ -176,7 +176,7 @@ def classify(graph: Graph, loop: Loop) -> Variables:
     invariants = {place for place, result in enumerate(loop.body.results) if argument(result) == place}
     fixed = {loop.body.arguments[place]: loop.initial[place] for place in invariants}
     numbers = Numbers(graph, body, fixed, {})
-    counters: dict[int, Place] = {}
+    counters: dict[int, StepNumber] = {}
     states: list[int] = []
     writes: dict[int, Node] = {}
     for place, result in enumerate(loop.body.results):
@@ -186,7 +186,7 @@ def classify(graph: Graph, loop: Loop) -> Variables:
             continue
         step = _increment(numbers, loop, node, place)
         if step:
-            counters[place] = Place(linear(graph, loop.initial[place]), step)
+            counters[place] = StepNumber(linear(graph, loop.initial[place]), step)
         elif (spec is not None and spec.dtype == "variant") or node.op == "TensorArrayWriteV3":
             writes[place] = node
         else:

@@ -25,7 +25,7 @@ from graph_passes.passes.recurrent.find.step_gradients import (
     entries_of,
     step_gradient,
 )
-from graph_passes.passes.recurrent.find.unrolled import Search, Unrolled
+from graph_passes.passes.recurrent.find.unrolled import RecurrenceSearch, Unrolled
 from graph_passes.passes.recurrent.match import Unmatched
 from graph_passes.refusals import Reason
 
@@ -71,11 +71,11 @@ def roll_up(graph: Graph, keep: Collection[str] = (), skip: Collection[str] = ()
         if node.op != "Unpack" or node.outputs < 2 or {name} & {*skip, *loops} or node.name not in graph.nodes:
             continue
         with attempt(unmatched, node.name, "unrolled"):
-            search = Search(graph, node, backwards)
+            search = RecurrenceSearch(graph, node, backwards)
             found, gradient = search.find(keep), None
             if found is None and exits is not None and is_acyclic(graph):
                 serving = needed(graph, keep)
-                search = Search(graph, node, backwards, serving)
+                search = RecurrenceSearch(graph, node, backwards, serving)
                 found = search.find(keep)
             if search.refused is not None:
                 refused.append(Refused(search.refused[0], node.name, search.refused[1]))

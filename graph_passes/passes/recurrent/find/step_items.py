@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from graph_passes.graph import slices
 from graph_passes.graph.ir import Graph, Node, TensorId, integer
 from graph_passes.graph.ops import passed, scalar_value
-from graph_passes.passes.recurrent.find.counting import Linear, Place, linear
+from graph_passes.passes.recurrent.find.counting import Linear, StepNumber, linear
 
 _READ = {"TensorListGetItem": (0, 1), "TensorArrayReadV3": (2, 1)}
 _WRITE = {"TensorListSetItem": (0, 1, 2), "TensorArrayWriteV3": (3, 1, 2)}
@@ -26,7 +26,7 @@ _STACK = {"TensorListStack": 0, "TensorArrayGatherV3": 2}
 
 
 @dataclass(frozen=True)
-class Item:
+class ListItem:
     """One read or write: the list (its flow), the index, and the value that is written."""
 
     handle: TensorId
@@ -34,14 +34,14 @@ class Item:
     value: TensorId | None = None
 
 
-def read_item(node: Node) -> Item | None:
+def read_item(node: Node) -> ListItem | None:
     """What `node` reads, if it reads an item."""
-    return Item(*(node.inputs[place] for place in _READ[node.op])) if node.op in _READ else None
+    return ListItem(*(node.inputs[place] for place in _READ[node.op])) if node.op in _READ else None
 
 
-def written_item(node: Node) -> Item | None:
+def written_item(node: Node) -> ListItem | None:
     """What `node` writes, if it writes an item."""
-    return Item(*(node.inputs[place] for place in _WRITE[node.op])) if node.op in _WRITE else None
+    return ListItem(*(node.inputs[place] for place in _WRITE[node.op])) if node.op in _WRITE else None
 
 
 def list_source(graph: Graph, handle: TensorId) -> TensorId | None:
@@ -83,8 +83,8 @@ def _counts_up(graph: Graph, indices: TensorId) -> bool:
 
 
 def item_of(
-    body: Graph, node: Node, place_of: Callable[[TensorId], Place | None]
-) -> tuple[TensorId, int, Place] | None:
+    body: Graph, node: Node, place_of: Callable[[TensorId], StepNumber | None]
+) -> tuple[TensorId, int, StepNumber] | None:
     """The tensor, the axis and the place at which `node` takes an item, as in `x[t]`, `x[:, t]` and `tf.gather(x, t)`.
 
     None if it does something else, or takes the same item in every step.

@@ -56,7 +56,7 @@ class Unrolled:
         return [*self.states, *(tensor for tensor in self.last if tensor not in self.states)]
 
 
-class Search:
+class RecurrenceSearch:
     """Looks for one recurrence over the items of `unpack`.
 
     Where `needed` is given, the names of nodes that a result or an effect depends on, the graph may have the gradient

@@ -8,7 +8,7 @@ from dataclasses import replace
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.passes.recurrent.faults import attempt
-from graph_passes.passes.recurrent.match import Joinable, Launch, Match, Unmatched
+from graph_passes.passes.recurrent.match import Joinable, Match, RecurrentNode, Unmatched
 
 
 def paired(graph: Graph, candidates: Sequence[Joinable], names: Names, unmatched: list[Unmatched]) -> list[Match]:
@@ -62,8 +62,8 @@ def _joined(forward: Match, backward: Match, names: Names) -> Match:
         control=(*first.control, *second.control),
     )
     moved = first.results_in(launch) | second.results_in(launch, 1)
-    before: list[NewNode | Launch] = []
-    after: list[NewNode | Launch] = []
+    before: list[NewNode | RecurrentNode] = []
+    after: list[NewNode | RecurrentNode] = []
     for match in (forward, backward):
         place = match.nodes.index(match.launches[0])
         before += match.nodes[:place]

@@ -10,7 +10,7 @@ from graph_passes.graph.ops import FLOATS, passed
 from graph_passes.graph.writer import Dim
 from graph_passes.passes.recurrent.find.equal_scalars import Key, dimension_key
 from graph_passes.passes.recurrent.find.loops import COMPLEX, Loop, Unreadable, Variables
-from graph_passes.passes.recurrent.lower.layouts import Layout
+from graph_passes.passes.recurrent.lower.layouts import ColumnLayout
 from graph_passes.passes.recurrent.lower.leaves import state_of, states_of
 from graph_passes.passes.recurrent.lower.prologue import Prologue, static
 from graph_passes.refusals import Reason
@@ -108,7 +108,7 @@ class States:
             raise Unreadable(Reason.STATE_SINGLE(node=self.name(single)))
         return keys
 
-    def initial(self, prologue: Prologue, place: int, layout: Layout, dtype: str) -> list[TensorId]:
+    def initial(self, prologue: Prologue, place: int, layout: ColumnLayout, dtype: str) -> list[TensorId]:
         """A state before the loop, as the launch takes it."""
         tensor = self.loop.initial[place]
         rank = len(self.shape(place) or ())
@@ -119,7 +119,9 @@ class States:
             rank = 2
         return states_of(prologue, tensor, dtype, rank, layout)
 
-    def final(self, prologue: Prologue, finals: list[TensorId], place: int, layout: Layout, dtype: str) -> TensorId:
+    def final(
+        self, prologue: Prologue, finals: list[TensorId], place: int, layout: ColumnLayout, dtype: str
+    ) -> TensorId:
         """A state behind the loop."""
         shape, before = self.shape(place) or (), self.graph.specs[self.loop.initial[place]].dtype
         if self.form == "columns":

@@ -26,7 +26,7 @@ from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE, Writer
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key, scalar_key
 from graph_passes.passes.recurrent.find.provenance import Places, Traced, integers, is_zero, trace
-from graph_passes.passes.recurrent.match import Direction, Joinable, Launch, Match, Unmatched
+from graph_passes.passes.recurrent.match import Direction, Joinable, Match, RecurrentNode, Unmatched
 from graph_passes.refusals import Reason, Refusal
 
 CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
@@ -181,7 +181,7 @@ class _Reader:
         rows = dimension_key(self.graph, node.inputs[0], _time_and_batch(node)[1])
         batch = rows if isinstance(rows, int) else None
         before = len(write.nodes)
-        launch = Launch(
+        launch = RecurrentNode(
             write.name("recurrent"),
             cell,
             sizes.units,
@@ -197,7 +197,7 @@ class _Reader:
         for index in range(count):
             final = write.expanded(launch.final(index), self.dtype, layers)
             rewired.append((TensorId(node.name, 1 + index), final))
-        nodes: tuple[NewNode | Launch, ...] = (*write.nodes[:before], launch, *write.nodes[before:])
+        nodes: tuple[NewNode | RecurrentNode, ...] = (*write.nodes[:before], launch, *write.nodes[before:])
         return Match(node.name, node.op, nodes, tuple(rewired), (node.name,))
 
     def outputs(self, output: TensorId) -> list[tuple[TensorId, TensorId]]:

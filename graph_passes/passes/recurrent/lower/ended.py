@@ -23,7 +23,7 @@ from graph_passes.passes.recurrent.lower.extent import Counted
 from graph_passes.passes.recurrent.lower.hoist import STEP, Hoister
 from graph_passes.passes.recurrent.lower.loop import LoopReader
 from graph_passes.passes.recurrent.lower.prologue import Hoisted
-from graph_passes.passes.recurrent.match import Launch
+from graph_passes.passes.recurrent.match import RecurrentNode
 from graph_passes.refusals import Reason
 
 FIRST = 16  # steps of the first launch; each that follows takes twice as many as the one before
@@ -46,7 +46,7 @@ class EndReader(LoopReader):
         after, initial = self._carried()
         outputs = [self._before(place) for place in places]
         whole = self._launched(after, initial, outputs, ())
-        nodes: list[NewNode | Launch] = []
+        nodes: list[NewNode | RecurrentNode] = []
         prologue, total = self.prologue, self.prologue.time
         going = steps = None
         done = written = 0
@@ -104,7 +104,9 @@ class EndReader(LoopReader):
             time = left if size is None else prologue.once("Minimum", [left, prologue.scalar(size)], _WHOLE)
         return time if going is None else prologue.once("Mul", [going, prologue.scalar(time)], _WHOLE)
 
-    def _part(self, whole: Launch, states: tuple[TensorId, ...], total: Dim, done: int, time: Dim) -> Launch:
+    def _part(
+        self, whole: RecurrentNode, states: tuple[TensorId, ...], total: Dim, done: int, time: Dim
+    ) -> RecurrentNode:
         """A launch of `time` steps behind the first `done` ones."""
         prologue, direction = self.prologue, whole.directions[0]
         first: Dim = done
@@ -119,7 +121,7 @@ class EndReader(LoopReader):
         part = replace(direction, sequences=tuple(sequences), states=states)
         return replace(whole, name=name, directions=(part,), counts=True)
 
-    def _held(self, launch: Launch, places: list[int]) -> TensorId:
+    def _held(self, launch: RecurrentNode, places: list[int]) -> TensorId:
         """Before how many of its steps, without a gap, the condition held."""
         prologue, condition = self.prologue, self.loop.condition
         given: dict[TensorId, Hoisted] = {}

@@ -8,13 +8,13 @@ from graph_passes.graph.ir import DataType, Graph, TensorId
 from graph_passes.graph.ops import passed
 from graph_passes.graph.rewrite import NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
-from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Numbers, Place, of_key, steps_until
+from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Numbers, StepNumber, of_key, steps_until
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
 from graph_passes.passes.recurrent.find.step_items import item_of, list_source, read_item
 from graph_passes.passes.recurrent.lower.hoist import FIXED, Hoister
 from graph_passes.passes.recurrent.lower.prologue import Prologue
 from graph_passes.passes.recurrent.lower.time_reversal import is_reversed
-from graph_passes.passes.recurrent.match import Launch
+from graph_passes.passes.recurrent.match import RecurrentNode
 from graph_passes.refusals import Reason
 
 
@@ -27,7 +27,7 @@ class Counted:
         steps: the number, a scalar of SHAPE_DTYPE.
     """
 
-    nodes: tuple[NewNode | Launch, ...]
+    nodes: tuple[NewNode | RecurrentNode, ...]
     steps: TensorId
 
 
@@ -83,7 +83,7 @@ def count_steps(
 
 def is_read_backwards(graph: Graph, loop: Loop, numbers: Numbers, steps: Linear) -> bool:
     """Whether every sequence was reversed in time before the loop, or is read from the end."""
-    body, found, last = loop.body.graph, list[bool](), Place(steps.plus(-1), -1)
+    body, found, last = loop.body.graph, list[bool](), StepNumber(steps.plus(-1), -1)
     places = {name: place for place, name in enumerate(loop.body.arguments)}
     for node in body:
         read = read_item(node)

@@ -13,13 +13,13 @@ from graph_passes.graph.ir import AttrValue, DataType, Function, Graph, Node, Te
 from graph_passes.graph.ops import COPIES, DRAWS, READS, copied, passed
 from graph_passes.graph.order import topological
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim
-from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Place, of_key
+from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, StepNumber, of_key
 from graph_passes.passes.recurrent.find.equal_scalars import Key, dimension_key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
-from graph_passes.passes.recurrent.find.step_items import Item, item_of, list_source, read_item
+from graph_passes.passes.recurrent.find.step_items import ListItem, item_of, list_source, read_item
 from graph_passes.passes.recurrent.find.stepped_variables import Stepped
 from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue, static
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue, static
 from graph_passes.passes.recurrent.lower.rowwise import column_range, is_elementwise, keeps_rows
 from graph_passes.passes.recurrent.lower.stepped_values import assigned, in_steps
 from graph_passes.passes.recurrent.lower.time_reversal import is_reversed, unreversed
@@ -126,7 +126,7 @@ class Hoister:
             self._done[tensor] = self._fixed_value(tensor) if self.level(tensor) == FIXED else self._step_value(tensor)
         return self._done[tensor]
 
-    def _value(self, tensor: TensorId, outside: TensorId, form: Form) -> Hoisted:
+    def _value(self, tensor: TensorId, outside: TensorId, form: HoistedForm) -> Hoisted:
         spec = self._body.specs.get(tensor)
         shape = spec.shape if spec is not None and spec.shape is not None else ()
         return Hoisted(outside, form, shape, spec.dtype if spec is not None else "")
@@ -134,18 +134,18 @@ class Hoister:
     def _fixed_value(self, tensor: TensorId) -> Hoisted:
         place = self._places.get(tensor.node)
         if place is not None:
-            return self._value(tensor, self._loop.initial[place], Form.FIXED)
+            return self._value(tensor, self._loop.initial[place], HoistedForm.FIXED)
         node = self._body[tensor.node]
         if node.op in COPIES:
             return self.hoisted(node.inputs[tensor.index])
         if node.op in _SHAPES and self.level(node.inputs[0]) != FIXED:
-            return self._value(tensor, self._shape_value(node), Form.FIXED)
+            return self._value(tensor, self._shape_value(node), HoistedForm.FIXED)
         if node.name not in self._fixed:
             _refuse_effects(node)
             inputs = [self.hoisted(source).tensor for source in node.inputs]
             made = self._prologue.emit(node.op, inputs, copied(node), node.name, node.outputs)
             self._fixed[node.name] = made.node
-        return self._value(tensor, TensorId(self._fixed[node.name], tensor.index), Form.FIXED)
+        return self._value(tensor, TensorId(self._fixed[node.name], tensor.index), HoistedForm.FIXED)
 
     def _shape_value(self, node: Node) -> TensorId:
         dims = self.shape(node.inputs[0])
@@ -159,26 +159,26 @@ class Hoister:
     def _step_value(self, tensor: TensorId) -> Hoisted:
         if tensor.node in self._places:
             spec = self._body.specs[tensor]
-            return self._value(tensor, self._counted(tensor.node, spec.dtype), Form.STEPS)
+            return self._value(tensor, self._counted(tensor.node, spec.dtype), HoistedForm.STEPS)
         node = self._body[tensor.node]
         if node.op in COPIES:
             return self.hoisted(node.inputs[tensor.index])
         read = read_item(node)
         if read is not None:
             spec = self._body.specs[tensor]
-            return Hoisted(self._sequence(node, read), Form.STEPS, self.shape(tensor), spec.dtype)
+            return Hoisted(self._sequence(node, read), HoistedForm.STEPS, self.shape(tensor), spec.dtype)
         if node.op in DRAWS and self.level(node.inputs[0]) == FIXED:
-            return self._value(tensor, self._prologue.draws(node, self.hoisted(node.inputs[0])), Form.STEPS)
+            return self._value(tensor, self._prologue.draws(node, self.hoisted(node.inputs[0])), HoistedForm.STEPS)
         if node.name in self._stepped:
             stepped = self._stepped[node.name]
             resource, added = self._loop.initial[stepped.place], self._added(stepped)
             count = stepped.reads[node.name]
             made = in_steps(self._prologue, stepped, resource, added, count, self._reverse)
-            return self._value(tensor, made, Form.STEPS)
+            return self._value(tensor, made, HoistedForm.STEPS)
         _refuse_effects(node)
         item = item_of(self._body, node, self._numbers.place)
         if item is not None and self.level(item[0]) == FIXED:
-            return self._value(tensor, self._items(node, *item), Form.STEPS)
+            return self._value(tensor, self._items(node, *item), HoistedForm.STEPS)
         self._refuse_other_items(node)
         if is_elementwise(node):
             operands = [self.hoisted(source) for source in node.inputs]
@@ -187,7 +187,7 @@ class Hoister:
         normalised = normalised_operand(self._body, node) if node.op == "Reshape" else None
         if normalised is not None:
             made = self._prologue.normalised(self.hoisted(normalised.tensor), normalised.epsilon)
-            return self._value(tensor, made, Form.FLAT)
+            return self._value(tensor, made, HoistedForm.FLAT)
         return self._rowwise(node, tensor)
 
     def assignments(self) -> list[str]:
@@ -229,7 +229,7 @@ class Hoister:
         if any(self.level(source) != FIXED for source in node.inputs[1:]):
             raise Unreadable(Reason.OTHER_ITEMS.of(node, tensor=node.inputs[0]))
 
-    def _items(self, node: Node, source: TensorId, axis: int, place: Place) -> TensorId:
+    def _items(self, node: Node, source: TensorId, axis: int, place: StepNumber) -> TensorId:
         """Every step's item of a fixed tensor, taken along `axis`."""
         value, prologue = self.hoisted(source), self._prologue
         rank = len(value.shape)
@@ -245,7 +245,9 @@ class Hoister:
             key = dimension_key(self._graph, value.tensor, axis)
         return self._taken(node, tensor, value.dtype, rank, of_key(key), place)
 
-    def _taken(self, node: Node, tensor: TensorId, dtype: str, rank: int, length: Linear, place: Place) -> TensorId:
+    def _taken(
+        self, node: Node, tensor: TensorId, dtype: str, rank: int, length: Linear, place: StepNumber
+    ) -> TensorId:
         """The items of `tensor`, `length` many, at `place`, in the order in which the launch numbers steps.
 
         Raises:
@@ -275,7 +277,7 @@ class Hoister:
             made = prologue.slice(tensor, dtype, (first, *[0] * (rank - 1)), (prologue.time, *[-1] * (rank - 1)))
         return prologue.reversed(made, dtype) if step < 0 else made
 
-    def _sequence(self, node: Node, read: Item) -> TensorId:
+    def _sequence(self, node: Node, read: ListItem) -> TensorId:
         """The tensor `[time, ...]` whose item a step reads."""
         variable = self._places.get(passed(self._body, read.handle).node)
         place = self._numbers.place(read.index)
@@ -316,27 +318,27 @@ class Hoister:
         if node.op in ("ExpandDims", "StridedSlice") and shape == (1, *operands[0].shape):  # one row for all
             dims = (self._prologue.time, *static(shape, f"'{node.name}' ({node.op})"))
             whole = self._prologue.steps(operands[0])
-            return self._value(tensor, self._prologue.reshape(whole, operands[0].dtype, dims), Form.STEPS)
+            return self._value(tensor, self._prologue.reshape(whole, operands[0].dtype, dims), HoistedForm.STEPS)
         if node.op == "Squeeze" and operands[0].shape[:1] == (1,) and shape == operands[0].shape[1:]:
-            steps = Hoisted(self._prologue.steps(operands[0]), Form.STEPS, operands[0].shape, operands[0].dtype)
+            steps = Hoisted(self._prologue.steps(operands[0]), HoistedForm.STEPS, operands[0].shape, operands[0].dtype)
             dims = (self._prologue.time, *static(shape, f"'{node.name}' ({node.op})"))
-            return self._value(tensor, self._prologue.reshape(steps.tensor, steps.dtype, dims), Form.STEPS)
-        if node.op == "GatherV2" and operands[1].form is Form.STEPS and operands[0].form is Form.FIXED:
+            return self._value(tensor, self._prologue.reshape(steps.tensor, steps.dtype, dims), HoistedForm.STEPS)
+        if node.op == "GatherV2" and operands[1].form is HoistedForm.STEPS and operands[0].form is HoistedForm.FIXED:
             made = self._prologue.emit(node.op, [operand.tensor for operand in operands], copied(node), node.name)
-            return self._value(tensor, made, Form.STEPS)
-        ranks = [len(operand.shape) for operand in operands if operand.form is not Form.FIXED]
+            return self._value(tensor, made, HoistedForm.STEPS)
+        ranks = [len(operand.shape) for operand in operands if operand.form is not HoistedForm.FIXED]
         if 0 in ranks or not keeps_rows(self._body, node, operands):
             return self._by_steps(node, tensor, operands)
         if node.op == "ConcatV2":
             operands = [
-                self._prologue.fixed_rows(operand) if operand.form is Form.FIXED and operand.shape else operand
+                self._prologue.fixed_rows(operand) if operand.form is HoistedForm.FIXED and operand.shape else operand
                 for operand in operands
             ]
-        inputs = [o.tensor if o.form is Form.FIXED else self._prologue.flat(o) for o in operands]
+        inputs = [o.tensor if o.form is HoistedForm.FIXED else self._prologue.flat(o) for o in operands]
         made = self._prologue.emit(node.op, inputs, copied(node), node.name, node.outputs)
         for index in range(node.outputs):
             output = TensorId(node.name, index)
-            self._done[output] = self._value(output, TensorId(made.node, index), Form.FLAT)
+            self._done[output] = self._value(output, TensorId(made.node, index), HoistedForm.FLAT)
         if node.op == "Split":
             self._say_whose_parts(node, operands[1])
         return self._done[tensor]
@@ -355,13 +357,13 @@ class Hoister:
             moved = [int(axis) % len(value.shape) + 1 for axis in axes.reshape(-1)]
             inputs = [prologue.steps(value), prologue.constant(SHAPE_DTYPE, (len(moved),), moved)]
             attrs = copied(node) | {"Tidx": DataType(SHAPE_DTYPE)}
-            return self._value(tensor, prologue.emit(node.op, inputs, attrs, node.name), Form.STEPS)
+            return self._value(tensor, prologue.emit(node.op, inputs, attrs, node.name), HoistedForm.STEPS)
         if not isinstance(count, int) or not 0 < count <= MOST_STEPS or node.op not in STEP_BY_STEP:
             draws = node.op in STEP_BY_STEP and node.op.startswith("Stateless")
             raise Unreadable(Reason.STEP_DRAWS.of(node, most=MOST_STEPS) if draws else Reason.ROWS_UNALIKE.of(node))
         items = [
             (operand.tensor,) * count
-            if operand.form is Form.FIXED
+            if operand.form is HoistedForm.FIXED
             else prologue.unpacked(prologue.steps(operand), operand.dtype, count)
             for operand in operands
         ]
@@ -372,7 +374,7 @@ class Hoister:
             output = TensorId(node.name, index)
             dtype = self._body.specs[output].dtype
             parts = [TensorId(each.node, index) for each in made]
-            self._done[output] = self._value(output, prologue.packed(parts, dtype), Form.STEPS)
+            self._done[output] = self._value(output, prologue.packed(parts, dtype), HoistedForm.STEPS)
         return self._done[tensor]
 
     def _say_whose_parts(self, node: Node, whole: Hoisted) -> None:
@@ -389,7 +391,7 @@ class Hoister:
         if not operand.shape or not shape or prod(before) != prod(after):
             raise Unreadable(Reason.ROWS_LOST.of(node))
         flat = self._prologue.flat(operand)
-        return self._value(tensor, self._prologue.reshape(flat, operand.dtype, (-1, *after)), Form.FLAT)
+        return self._value(tensor, self._prologue.reshape(flat, operand.dtype, (-1, *after)), HoistedForm.FLAT)
 
 
 def _refuse_effects(node: Node) -> None:

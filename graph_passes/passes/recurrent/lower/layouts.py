@@ -31,7 +31,7 @@ _OVERHEAD = 8  # of a block, in rows and columns: so much smaller a block has to
 
 
 @dataclass(frozen=True)
-class Segment:
+class ColumnSegment:
     """A part of a value.
 
     Attributes:
@@ -48,7 +48,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """The segments of a value, and the lanes of a column."""
 
     widths: tuple[int, ...]
@@ -73,12 +73,12 @@ class Layout:
         """Whether a segment is one number a row."""
         return width == 1 and self.units != 1
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self) -> Iterator[ColumnSegment]:
         """The segments, first to last."""
         start = column = 0
         for width in self.widths:
             columns = -(-width // self.units)
-            yield Segment(start, width, column, columns)
+            yield ColumnSegment(start, width, column, columns)
             start, column = start + width, column + columns
 
     def lanes(self) -> list[int]:
@@ -93,7 +93,7 @@ class Layout:
         """For each column whether it is one number a row."""
         return [self.is_narrow(segment.width) for segment in self.segments() for _ in range(segment.columns)]
 
-    def part(self, start: int, end: int) -> tuple[int, int, Layout] | None:
+    def part(self, start: int, end: int) -> tuple[int, int, ColumnLayout] | None:
         """The columns of the numbers from `start` to `end`, and their layout; None if these are no whole segments."""
         inside = [
             segment for segment in self.segments() if start <= segment.start and segment.start + segment.width <= end
@@ -102,12 +102,12 @@ class Layout:
             return self._cut(start, end)
         last = inside[-1]
         widths = tuple(segment.width for segment in inside)
-        return inside[0].column, last.column + last.columns, Layout(widths, self.units)
+        return inside[0].column, last.column + last.columns, ColumnLayout(widths, self.units)
 
-    def _cut(self, start: int, end: int) -> tuple[int, int, Layout] | None:
+    def _cut(self, start: int, end: int) -> tuple[int, int, ColumnLayout] | None:
         if not self.exact or start % self.units or end % self.units or not 0 <= start < end <= self.width:
             return None
-        return start // self.units, end // self.units, Layout((end - start,), self.units)
+        return start // self.units, end // self.units, ColumnLayout((end - start,), self.units)
 
 
 class Cuts:

@@ -8,8 +8,8 @@ from custom_ops.recurrent.cell_builder import CellBuilder
 from graph_passes.graph.ir import TensorId
 from graph_passes.graph.writer import Dim
 from graph_passes.passes.recurrent.find.loops import Unreadable
-from graph_passes.passes.recurrent.lower.layouts import Layout
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue, static
+from graph_passes.passes.recurrent.lower.layouts import ColumnLayout
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue, static
 from graph_passes.refusals import Reason
 
 _NUMBERS = frozenset({"float32", "float64", "float16", "bfloat16", "bool", "int32", "int64"})
@@ -28,7 +28,7 @@ class Leaves:
         self._columns: dict[TensorId, tuple[int, ...]] = {}
         self._indices: dict[TensorId, int] = {}
 
-    def columns(self, value: Hoisted, layout: Layout | None = None) -> tuple[int, ...]:
+    def columns(self, value: Hoisted, layout: ColumnLayout | None = None) -> tuple[int, ...]:
         """The nodes that read `value`, one for each column of `units`, or one scalar.
 
         Args:
@@ -47,22 +47,24 @@ class Leaves:
             if value.whole is not None and self._is_of_columns(value, value.whole):
                 first = value.start // self._units
                 return self.columns(value.whole)[first : first + self._width(value)]
-            self._columns[value.tensor] = self._fixed(value) if value.form is Form.FIXED else self._sequence(value)
+            self._columns[value.tensor] = (
+                self._fixed(value) if value.form is HoistedForm.FIXED else self._sequence(value)
+            )
         return self._columns[value.tensor]
 
     def _is_of_columns(self, value: Hoisted, whole: Hoisted) -> bool:
         widths = (value.start, value.shape[-1], whole.shape[-1])
         return all(width is not None and width % self._units == 0 for width in widths)
 
-    def _in_segments(self, value: Hoisted, layout: Layout) -> tuple[int, ...]:
-        axis = len(value.shape) - (value.form is not Form.STEPS)
+    def _in_segments(self, value: Hoisted, layout: ColumnLayout) -> tuple[int, ...]:
+        axis = len(value.shape) - (value.form is not HoistedForm.STEPS)
         if any(map(layout.is_narrow, layout.widths)):
             found: tuple[int, ...] = ()
             for segment in layout.segments():
                 end = segment.start + segment.width
                 part = self._prologue.columns(value.tensor, value.dtype, segment.start, end, axis, axis + 1)
                 shape = (*value.shape[:-1], segment.width)
-                one = Layout((segment.width,), layout.units)
+                one = ColumnLayout((segment.width,), layout.units)
                 found += self.columns(Hoisted(part, value.form, shape, value.dtype), one)
             return found
         spread = spread_out(self._prologue, value.tensor, value.dtype, axis, axis + 1, layout)
@@ -101,7 +103,7 @@ class Leaves:
         if len(value.shape) == 1 and value.shape[0] not in (None, 1) and prologue.batch == 1:
             one_row = (1, *value.shape)
             tensor = prologue.reshape(tensor, self._dtype, (prologue.time, *static(one_row, "a value")))
-            value = cast = Hoisted(tensor, Form.STEPS, one_row, self._dtype)
+            value = cast = Hoisted(tensor, HoistedForm.STEPS, one_row, self._dtype)
         scalar = len(value.shape) == 1 or (value.shape[1] == 1 and self._units != 1)
         one_for_all = value.shape[0] == 1 and prologue.batch != 1  # the same row for the whole batch
         rows = prologue.batch if one_for_all else prologue.rows(value)
@@ -152,7 +154,9 @@ class Leaves:
         return self._prologue.broadcast(tensor, self._dtype, dims)
 
 
-def spread_out(prologue: Prologue, tensor: TensorId, dtype: str, axis: int, rank: int, layout: Layout) -> TensorId:
+def spread_out(
+    prologue: Prologue, tensor: TensorId, dtype: str, axis: int, rank: int, layout: ColumnLayout
+) -> TensorId:
     """`tensor`, whose numbers along `axis` lie side by side, each segment beginning with a new column."""
     if layout.exact:
         return tensor
@@ -165,7 +169,7 @@ def spread_out(prologue: Prologue, tensor: TensorId, dtype: str, axis: int, rank
     return prologue.joined(padded, dtype, axis)
 
 
-def side_by_side(prologue: Prologue, tensor: TensorId, dtype: str, rank: int, layout: Layout) -> TensorId:
+def side_by_side(prologue: Prologue, tensor: TensorId, dtype: str, rank: int, layout: ColumnLayout) -> TensorId:
     """What `spread_out` was given, of what it made along the last axis."""
     if layout.exact:
         return tensor
@@ -177,7 +181,7 @@ def side_by_side(prologue: Prologue, tensor: TensorId, dtype: str, rank: int, la
     return prologue.joined(parts, dtype, rank - 1)
 
 
-def states_of(prologue: Prologue, tensor: TensorId, dtype: str, rank: int, layout: Layout) -> list[TensorId]:
+def states_of(prologue: Prologue, tensor: TensorId, dtype: str, rank: int, layout: ColumnLayout) -> list[TensorId]:
     """A state before the loop, `[batch, width]` or `[batch]`, as one tensor `[batch, units]` for each column."""
     units = layout.units
     if rank == 0:
@@ -199,7 +203,7 @@ def states_of(prologue: Prologue, tensor: TensorId, dtype: str, rank: int, layou
     return found
 
 
-def state_of(prologue: Prologue, finals: Sequence[TensorId], dtype: str, rank: int, layout: Layout) -> TensorId:
+def state_of(prologue: Prologue, finals: Sequence[TensorId], dtype: str, rank: int, layout: ColumnLayout) -> TensorId:
     """The state after the loop, of its columns."""
     whole = side_by_side(prologue, prologue.joined(finals, dtype, 1), dtype, 2, layout)
     if rank == 0:

@@ -9,7 +9,7 @@ from graph_passes.graph.ir import AttrValue, DataType, Graph, TensorId
 from graph_passes.graph.ops import ARRAYS, DRAWS, READS, passed
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
-from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Place
+from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, StepNumber
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, classify, without_sums
 from graph_passes.passes.recurrent.find.plain_steps import with_plain_steps
@@ -17,15 +17,15 @@ from graph_passes.passes.recurrent.find.step_items import is_size, is_stack
 from graph_passes.passes.recurrent.lower.cell_states import CellForm, States
 from graph_passes.passes.recurrent.lower.extent import Counted, count_steps, is_read_backwards
 from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister
-from graph_passes.passes.recurrent.lower.layouts import Cuts, Layout
+from graph_passes.passes.recurrent.lower.layouts import ColumnLayout, Cuts
 from graph_passes.passes.recurrent.lower.leaves import side_by_side
 from graph_passes.passes.recurrent.lower.number_convolutions import CONVOLUTIONS
 from graph_passes.passes.recurrent.lower.number_moves import MOVES
 from graph_passes.passes.recurrent.lower.number_sums import SUMS
 from graph_passes.passes.recurrent.lower.numbers import NumberReader
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue
 from graph_passes.passes.recurrent.lower.time_reversal import fold_outputs
-from graph_passes.passes.recurrent.lower.to_cell import Reader
+from graph_passes.passes.recurrent.lower.to_cell import CellReader
 from graph_passes.passes.recurrent.lower.writes import (
     Items,
     Write,
@@ -35,7 +35,7 @@ from graph_passes.passes.recurrent.lower.writes import (
     require_single,
     write_of,
 )
-from graph_passes.passes.recurrent.match import Direction, Joinable, Launch, Match
+from graph_passes.passes.recurrent.match import Direction, Joinable, Match, RecurrentNode
 from graph_passes.refusals import Reason
 
 RULES = MOVES | SUMS | CONVOLUTIONS  # of ops that small states alone may have
@@ -68,7 +68,7 @@ class LoopReader:
         backwards = is_read_backwards(graph, loop, self.numbers, self.prologue.time_form)
         self.reverse = backwards and not self.variables.going
         self.hoister = Hoister(graph, loop, self.variables, self.prologue, self.reverse)
-        self.reader: Reader | NumberReader
+        self.reader: CellReader | NumberReader
         if form != "columns":
             self.units = 1
             self.reader = NumberReader(
@@ -82,11 +82,11 @@ class LoopReader:
         self.items: dict[int, Items] = {}  # what lists have besides the steps' items
         self.rewired: list[tuple[TensorId, TensorId]] = []
 
-    def _column_reader(self) -> Reader:
+    def _column_reader(self) -> CellReader:
         loop = self.loop
         cuts = Cuts(loop, self.variables, self.hoister, self.prologue.batch == 1)
         self.units = cuts.units()
-        return Reader(loop, self.variables, self.units, self.dtype, self.hoister, self.prologue, cuts)
+        return CellReader(loop, self.variables, self.units, self.dtype, self.hoister, self.prologue, cuts)
 
     def _has_batch(self, tensor: TensorId) -> bool:
         return tensor.node in self.graph.nodes and dimension_key(self.graph, tensor, 0) in self.batch
@@ -112,7 +112,7 @@ class LoopReader:
         nodes += self.prologue.nodes[before:]
         return Joinable(self._match(nodes), self.prologue.time_key, self.batch)
 
-    def _match(self, nodes: list[NewNode | Launch]) -> Match:
+    def _match(self, nodes: list[NewNode | RecurrentNode]) -> Match:
         """The match, without unneeded rewirings and new nodes, and with all old nodes that are then dead."""
         graph, loop, keep = self.graph, self.loop, self.keep
         dead = dead_code(graph, loop.nodes, nodes, dict(self.rewired), keep)
@@ -120,7 +120,7 @@ class LoopReader:
         alive = [(old, new) for old, new in self.rewired if any(use.node not in dead for use in graph.uses(old))]
         alive += [pair for pair in taken if not graph.uses(pair[0])]
         needed = {new.node for _, new in alive}
-        needed |= {name for node in nodes if isinstance(node, Launch) for name in (node.name, *node.control)}
+        needed |= {name for node in nodes if isinstance(node, RecurrentNode) for name in (node.name, *node.control)}
         kept = without_dead(nodes, needed)
         return Match(
             name=loop.name,
@@ -139,7 +139,7 @@ class LoopReader:
                 reason = Reason.STEP_ASSIGNS if node.op.startswith("Assign") else Reason.SIDE_EFFECTS
                 raise Unreadable(reason.of(node))
 
-    def _launch(self) -> Launch:
+    def _launch(self) -> RecurrentNode:
         loop, body, reader, variables = self.loop, self.loop.body, self.reader, self.variables
         results = [body.results[place] for place in variables.states]
         self.writes = {
@@ -179,7 +179,7 @@ class LoopReader:
         initial: Sequence[TensorId],
         outputs: Sequence[tuple[int, ...]],
         control: tuple[str, ...],
-    ) -> Launch:
+    ) -> RecurrentNode:
         reader = self.reader
         if not reader.leaves.sequences:  # the op counts steps by its sequences
             reader.leaves.sequences.append(self.prologue.zeros(self.dtype, (self.prologue.time, self.prologue.batch)))
@@ -191,11 +191,11 @@ class LoopReader:
         )  # fmt: skip
         cell = reader.builder.build(after, outputs)
         batch = self.prologue.batch if isinstance(self.prologue.batch, int) else None
-        return Launch(
+        return RecurrentNode(
             self.launch_name, cell, self.units, self.dtype, (direction,), self.loop.device, control, batch=batch
         )
 
-    def _layout(self, place: int) -> Layout:
+    def _layout(self, place: int) -> ColumnLayout:
         return self.reader.layout(TensorId(self.loop.body.arguments[place]))
 
     def _state(self, place: int) -> list[int]:
@@ -270,7 +270,7 @@ class LoopReader:
             initial.append(self.prologue.zeros(self.dtype, (self.prologue.batch, self.units), "zeros"))
         return after.index(column)
 
-    def _rewire_outputs(self, launch: Launch) -> None:
+    def _rewire_outputs(self, launch: RecurrentNode) -> None:
         for place, write in self.writes.items():
             if place in self.sums:
                 self._rewire_sum(launch, place, write)
@@ -313,7 +313,7 @@ class LoopReader:
                 made = self.prologue.emit("TensorListFromTensor", [in_order, reserve.inputs[0]], attrs, "list")
                 self.rewired.append((handle, made))
 
-    def _rewire_sum(self, launch: Launch, place: int, write: Write) -> None:
+    def _rewire_sum(self, launch: RecurrentNode, place: int, write: Write) -> None:
         """A number that each step adds to, and that no step reads."""
         prologue, final, start = self.prologue, self.loop.finals[place], self.loop.initial[place]
         if final is None:
@@ -326,7 +326,7 @@ class LoopReader:
 
     def _count(self, dtype: str, more: bool = False) -> TensorId:
         """The number of steps, or one more."""
-        count = self.prologue.reached(self.graph, Place(Linear(number=int(more)), 1))
+        count = self.prologue.reached(self.graph, StepNumber(Linear(number=int(more)), 1))
         return self.prologue.cast(count, SHAPE_DTYPE, dtype)
 
     def _with_item(self, whole: TensorId, ordered: bool, item: TensorId, first: bool) -> TensorId:
@@ -336,14 +336,14 @@ class LoopReader:
         parts = [self.prologue.expanded(item, dtype, 0), steps]
         return self.prologue.joined(parts if first else parts[::-1], dtype, 0)
 
-    def _whole(self, launch: Launch, place: int, write: Write) -> tuple[TensorId, bool]:
+    def _whole(self, launch: RecurrentNode, place: int, write: Write) -> tuple[TensorId, bool]:
         """The list's items as one tensor, and whether it is in the loop's order whatever the direction."""
         prologue = self.prologue
         if place not in self.last:
             given = {source: self._given(launch, source, index) for source, index in self.outputs[place].items()}
             behind = Hoister(self.graph, self.loop, self.variables, prologue, self.reverse, given=given)
             hoisted = behind.hoisted(write.value)
-            made = prologue.steps(prologue.fixed_rows(hoisted) if hoisted.form is Form.FIXED else hoisted)
+            made = prologue.steps(prologue.fixed_rows(hoisted) if hoisted.form is HoistedForm.FIXED else hoisted)
             if not write.from_end:
                 return made, False
             return made if self.reverse else prologue.reversed(made, hoisted.dtype), True
@@ -358,7 +358,7 @@ class LoopReader:
             whole = prologue.reshape(whole, self.dtype, self.states.dims(prologue, shape))
         return prologue.expanded(whole, self.dtype, 0), True
 
-    def _given(self, launch: Launch, source: TensorId, index: int) -> Hoisted:
+    def _given(self, launch: RecurrentNode, source: TensorId, index: int) -> Hoisted:
         shape, tensor, layout = self.hoister.shape(source), launch.output(index), self.reader.layout(source)
         if self.form != "columns":
             dims = (self.prologue.time, *self.states.dims(self.prologue, shape))
@@ -377,7 +377,9 @@ class LoopReader:
     def _exact(self, source: TensorId, tensor: TensorId) -> Hoisted:
         """What a launch gave of a value of the body, whole numbers and booleans as such."""
         dtype = self.loop.body.graph.specs[source].dtype
-        return Hoisted(self.prologue.cast(tensor, self.dtype, dtype), Form.STEPS, self.hoister.shape(source), dtype)
+        return Hoisted(
+            self.prologue.cast(tensor, self.dtype, dtype), HoistedForm.STEPS, self.hoister.shape(source), dtype
+        )
 
     def _rewire_rest(self) -> None:
         """Counters and invariants behind the loop."""

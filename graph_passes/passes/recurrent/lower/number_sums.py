@@ -14,7 +14,7 @@ from graph_passes.graph.ops import FLOATS
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.lower.hoist import FIXED
 from graph_passes.passes.recurrent.lower.numbers import NumberReader, Numbers, Row, Rule, each
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm
 from graph_passes.refusals import Reason
 
 MOST_CHOICES = 64  # rows of a table from which a step takes one
@@ -131,7 +131,7 @@ def _table(reader: NumberReader, node: Node) -> Row:
     made = reader.prologue.emit("ReadVariableOp", [handle.tensor], {"dtype": dtype})
     count = prod(dim or 0 for dim in spec.shape)
     flat = reader.prologue.reshape(made, spec.dtype, (count,))
-    columns = reader.leaves.columns(Hoisted(flat, Form.FIXED, (count,), spec.dtype))
+    columns = reader.leaves.columns(Hoisted(flat, HoistedForm.FIXED, (count,), spec.dtype))
     return Row(np.array(columns, object).reshape(tuple(dim or 0 for dim in spec.shape)), -1)
 
 
@@ -225,7 +225,7 @@ def matrix_of(reader: NumberReader, tensor: TensorId) -> tuple[int, tuple[int, .
     shape = tuple(dim or 0 for dim in value.shape)
     flat = reader.prologue.reshape(value.tensor, value.dtype, (prod(shape[:-1]), shape[-1]))
     size = (prod(shape[:-1]), shape[-1])
-    return reader.leaves.matrix(Hoisted(flat, Form.FIXED, size, value.dtype)), shape
+    return reader.leaves.matrix(Hoisted(flat, HoistedForm.FIXED, size, value.dtype)), shape
 
 
 def term_of(reader: NumberReader, operand: int, matrix: int, shape: tuple[int, ...], index: tuple[int, ...]) -> Term:

@@ -20,9 +20,9 @@ from graph_passes.graph.ops import COPIES, passed
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
 from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS, is_finite, lower
 from graph_passes.passes.recurrent.lower.hoist import FIXED, STATE, Hoister
-from graph_passes.passes.recurrent.lower.layouts import Layout
+from graph_passes.passes.recurrent.lower.layouts import ColumnLayout
 from graph_passes.passes.recurrent.lower.leaves import Leaves
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue
 from graph_passes.refusals import Reason
 
 Numbers = Any  # an array of nodes of the cell
@@ -91,9 +91,9 @@ class NumberReader:
             states = np.array([self.builder.state() for _ in range(prod(dims))], object).reshape(dims)
             self._rows[TensorId(self.loop.body.arguments[place])] = Row(states, 0 if self.batched else -1)
 
-    def layout(self, tensor: TensorId) -> Layout:
+    def layout(self, tensor: TensorId) -> ColumnLayout:
         """All numbers of a row, one behind the other."""
-        return Layout((prod(self._dims(tensor)),), 1)
+        return ColumnLayout((prod(self._dims(tensor)),), 1)
 
     def read(self, wanted: Iterable[TensorId]) -> None:
         """Read all that `wanted` depends on, operands first."""
@@ -109,7 +109,7 @@ class NumberReader:
                 waiting.append((name, True))
                 waiting += [(source.node, False) for source in reversed(self.body[name].inputs)]
 
-    def columns(self, tensor: TensorId, layout: Layout | None = None) -> tuple[int, ...]:
+    def columns(self, tensor: TensorId, layout: ColumnLayout | None = None) -> tuple[int, ...]:
         """The nodes of all numbers of a row of `tensor`.
 
         Raises:
@@ -162,27 +162,29 @@ class NumberReader:
         value = self.hoister.hoisted(tensor)
         shape, prologue = value.shape, self.prologue
         own_batch = (
-            self.batched and bool(shape) and (value.form is not Form.FIXED or (len(shape) == rank and shape[0] != 1))
+            self.batched
+            and bool(shape)
+            and (value.form is not HoistedForm.FIXED or (len(shape) == rank and shape[0] != 1))
         )
         dims = shape[1:] if own_batch else shape
         if any(dim is None for dim in dims):
             raise Unreadable(Reason.ROW_SHAPE(tensor=tensor, shape=shape))
         count = prod(dim or 0 for dim in dims)
         if own_batch:
-            if value.form is Form.FIXED:
+            if value.form is HoistedForm.FIXED:
                 flat = prologue.reshape(value.tensor, value.dtype, (prologue.batch, count))
-                value = Hoisted(flat, Form.FIXED, (shape[0], count), value.dtype)
+                value = Hoisted(flat, HoistedForm.FIXED, (shape[0], count), value.dtype)
             else:
                 steps = prologue.steps(value)
                 rows = prologue.rows(value)
                 flat = prologue.reshape(steps, value.dtype, (prologue.time, rows, count))
-                value = Hoisted(flat, Form.STEPS, (shape[0], count), value.dtype)
-        elif value.form is Form.FIXED:
+                value = Hoisted(flat, HoistedForm.STEPS, (shape[0], count), value.dtype)
+        elif value.form is HoistedForm.FIXED:
             flat = prologue.reshape(value.tensor, value.dtype, (count,))
-            value = Hoisted(flat, Form.FIXED, (count,), value.dtype)
+            value = Hoisted(flat, HoistedForm.FIXED, (count,), value.dtype)
         else:  # of a step without a batch, or one number for all rows
             flat = prologue.reshape(prologue.steps(value), value.dtype, (prologue.time, 1, count))
-            value = Hoisted(flat, Form.STEPS, (1, count), value.dtype)
+            value = Hoisted(flat, HoistedForm.STEPS, (1, count), value.dtype)
         columns = self.leaves.columns(value)
         return Row(np.array(columns, object).reshape(tuple(dim or 0 for dim in dims)), 0 if own_batch else -1)
 

@@ -8,9 +8,9 @@ from custom_ops.recurrent.cell import Product, Term
 from custom_ops.recurrent.cell_builder import CellBuilder
 from graph_passes.graph.ir import Node
 from graph_passes.passes.recurrent.find.loops import Unreadable
-from graph_passes.passes.recurrent.lower.layouts import Layout
+from graph_passes.passes.recurrent.lower.layouts import ColumnLayout
 from graph_passes.passes.recurrent.lower.leaves import Leaves, spread_out
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue
 from graph_passes.refusals import Reason
 
 
@@ -38,8 +38,8 @@ class Products:
         matrix: Hoisted,
         transposed: bool,
         node: Node,
-        across: Layout,
-        along: Layout,
+        across: ColumnLayout,
+        along: ColumnLayout,
     ) -> tuple[int, ...]:
         """The columns of a product, of those of its operand.
 
@@ -62,7 +62,7 @@ class Products:
         for axis, layout in enumerate((upper, lower_)):
             tensor = spread_out(self.prologue, tensor, matrix.dtype, axis, 2, layout)
         shape = (upper.columns * self.units, lower_.columns * self.units)
-        index = self.leaves.matrix(Hoisted(tensor, Form.FIXED, shape, matrix.dtype))
+        index = self.leaves.matrix(Hoisted(tensor, HoistedForm.FIXED, shape, matrix.dtype))
         operands = self.masked(operands, across)
         products = []
         for column in range(along.columns):
@@ -79,13 +79,13 @@ class Products:
         matrix: Hoisted,
         transposed: bool,
         node: Node,
-        across: Layout,
-        along: Layout,
+        across: ColumnLayout,
+        along: ColumnLayout,
     ) -> tuple[int, ...]:
         """The columns of a product where a part of an operand or of the product is one number a row."""
         if transposed:
             turned = self.prologue.transposed(matrix.tensor, matrix.dtype, [1, 0])
-            matrix = Hoisted(turned, Form.FIXED, matrix.shape[::-1], matrix.dtype)
+            matrix = Hoisted(turned, HoistedForm.FIXED, matrix.shape[::-1], matrix.dtype)
         found: tuple[int, ...] = ()
         for out in along.segments():
             columns = self._columns_of(matrix, out.start, out.start + out.width)
@@ -93,7 +93,7 @@ class Products:
             for segment in across.segments():
                 part = self.prologue.rows_of(columns, segment.start, segment.start + segment.width, False)
                 inner = operands[segment.column : segment.column + segment.columns]
-                one, other = Layout((segment.width,), self.units), Layout((out.width,), self.units)
+                one, other = ColumnLayout((segment.width,), self.units), ColumnLayout((out.width,), self.units)
                 if across.is_narrow(segment.width) or along.is_narrow(out.width):
                     total.append(self._outer(inner, part, one, other))
                 else:
@@ -103,12 +103,16 @@ class Products:
 
     def _columns_of(self, matrix: Hoisted, start: int, end: int) -> Hoisted:
         made = self.prologue.columns(matrix.tensor, matrix.dtype, start, end, 1, 2)
-        return Hoisted(made, Form.FIXED, (matrix.shape[0], end - start), matrix.dtype)
+        return Hoisted(made, HoistedForm.FIXED, (matrix.shape[0], end - start), matrix.dtype)
 
-    def _outer(self, operands: tuple[int, ...], matrix: Hoisted, across: Layout, along: Layout) -> tuple[int, ...]:
+    def _outer(
+        self, operands: tuple[int, ...], matrix: Hoisted, across: ColumnLayout, along: ColumnLayout
+    ) -> tuple[int, ...]:
         """A product with a single row or a single column, or with one number."""
         width = across.width if along.width == 1 else along.width
-        line = Hoisted(self.prologue.reshape(matrix.tensor, matrix.dtype, (width,)), Form.FIXED, (width,), matrix.dtype)
+        line = Hoisted(
+            self.prologue.reshape(matrix.tensor, matrix.dtype, (width,)), HoistedForm.FIXED, (width,), matrix.dtype
+        )
         factors = self.leaves.columns(line, along if across.width == 1 else across)
         if across.width == 1:
             made = tuple(self.builder.apply("multiply", operands[0], factor) for factor in factors)
@@ -116,7 +120,7 @@ class Products:
         parts = [self.builder.apply("multiply", *pair) for pair in zip(operands, factors, strict=True)]
         return (self.builder.sum(*map(self.builder.row_sum, self.masked(tuple(parts), across))),)
 
-    def masked(self, columns: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    def masked(self, columns: tuple[int, ...], layout: ColumnLayout) -> tuple[int, ...]:
         """`columns` with zeros in the padding."""
         if layout.exact:
             return columns
@@ -131,4 +135,4 @@ class Products:
         """1 in so many lanes, 0 in the padding."""
         numbers = [1.0] * lanes + [0.0] * (self.units - lanes)
         tensor = self.prologue.constant(self.dtype, (self.units,), numbers)
-        return self.leaves.columns(Hoisted(tensor, Form.FIXED, (self.units,), self.dtype))[0]
+        return self.leaves.columns(Hoisted(tensor, HoistedForm.FIXED, (self.units,), self.dtype))[0]

@@ -20,13 +20,13 @@ from graph_passes.graph.ir import AttrValue, DataType, Graph, Node, TensorId
 from graph_passes.graph.ops import copied
 from graph_passes.graph.rewrite import Names
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim, Writer
-from graph_passes.passes.recurrent.find.counting import Linear, Place
+from graph_passes.passes.recurrent.find.counting import Linear, StepNumber
 from graph_passes.passes.recurrent.find.equal_scalars import Key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
 from graph_passes.refusals import Reason
 
 
-class Form(enum.Enum):
+class HoistedForm(enum.Enum):
     """See the module's docstring."""
 
     FIXED = enum.auto()
@@ -48,7 +48,7 @@ class Hoisted:
     """
 
     tensor: TensorId
-    form: Form
+    form: HoistedForm
     shape: tuple[int | None, ...]
     dtype: str
     whole: Hoisted | None = None
@@ -116,7 +116,7 @@ class Prologue(Writer):
                 total = self.once("AddV2" if factor > 0 else "Sub", [total, value], whole)
         return total
 
-    def reached(self, graph: Graph, place: Place) -> TensorId:
+    def reached(self, graph: Graph, place: StepNumber) -> TensorId:
         """What a number of each step would be in the step after the last one."""
         if self.time_form.is_size:
             return self.scalar(self.sum_of(graph, place.start.plus(self.time_form, place.step)))
@@ -146,14 +146,14 @@ class Prologue(Writer):
     def steps(self, value: Hoisted, rank: int | None = None) -> TensorId:
         """`[time, ...]`; with `rank`, dimensions of 1 are put behind time until one step has that many."""
         rest = () if not value.shape else (self.rows(value), *static(value.shape[1:], "a value"))
-        if value.form is Form.STEPS and rank in (None, len(value.shape)):
+        if value.form is HoistedForm.STEPS and rank in (None, len(value.shape)):
             return value.tensor
         ones = (1,) * ((rank or len(value.shape)) - len(value.shape))
         return self.reshape(value.tensor, value.dtype, (self.time, *ones, *rest))
 
     def flat(self, value: Hoisted) -> TensorId:
         """`[time * batch, ...]`."""
-        if value.form is Form.FLAT:
+        if value.form is HoistedForm.FLAT:
             return value.tensor
         return self.reshape(value.tensor, value.dtype, (-1, *static(value.shape[1:], "a value")))
 
@@ -163,21 +163,24 @@ class Prologue(Writer):
         dims = (self.time, self.rows(value), *static(value.shape[1:], "a value"))
         spread = self.broadcast(value.tensor, value.dtype, dims) if rank else value.tensor
         return Hoisted(
-            self.flat(Hoisted(spread, Form.STEPS, value.shape, value.dtype)), Form.FLAT, value.shape, value.dtype
+            self.flat(Hoisted(spread, HoistedForm.STEPS, value.shape, value.dtype)),
+            HoistedForm.FLAT,
+            value.shape,
+            value.dtype,
         )
 
     def sum(self, first: Hoisted, second: Hoisted, shape: tuple[int | None, ...], label: str) -> Hoisted:
         """Both added, whatever their forms."""
         attrs = {"T": DataType(first.dtype)}
-        if first.form is second.form is Form.FIXED:
+        if first.form is second.form is HoistedForm.FIXED:
             made = self.emit("AddV2", [first.tensor, second.tensor], attrs, label)
-            return Hoisted(made, Form.FIXED, shape, first.dtype)
+            return Hoisted(made, HoistedForm.FIXED, shape, first.dtype)
         return self.elementwise(Node(label, "AddV2", attrs=attrs, outputs=1), (first, second), shape, first.dtype)
 
     def product(self, value: Hoisted, matrix: Hoisted, transposed: bool, label: str) -> Hoisted:
         """`value @ matrix`, or `value` times its transpose."""
-        form = Form.FIXED if value.form is Form.FIXED else Form.FLAT
-        tensor = value.tensor if form is Form.FIXED else self.flat(value)
+        form = HoistedForm.FIXED if value.form is HoistedForm.FIXED else HoistedForm.FLAT
+        tensor = value.tensor if form is HoistedForm.FIXED else self.flat(value)
         made = self.matmul(tensor, matrix.tensor, value.dtype, transposed, label)
         return Hoisted(made, form, (value.shape[0], matrix.shape[0 if transposed else 1]), value.dtype)
 
@@ -197,26 +200,30 @@ class Prologue(Writer):
         """Rows `start` to `end` of a fixed matrix; of one that is used transposed, its columns."""
         made = self.columns(matrix.tensor, matrix.dtype, start, end, int(transposed), 2)
         shape = (matrix.shape[0], end - start) if transposed else (end - start, matrix.shape[1])
-        return Hoisted(made, Form.FIXED, shape, matrix.dtype)
+        return Hoisted(made, HoistedForm.FIXED, shape, matrix.dtype)
 
     def elementwise(
         self, node: Node, operands: Sequence[Hoisted], shape: tuple[int | None, ...], dtype: str
     ) -> Hoisted:
         """An elementwise op of the body on all steps at once; at least one operand is not FIXED."""
         rank = len(shape)
-        varying = [operand for operand in operands if operand.form is not Form.FIXED]
-        verbatim = all(operand.form is Form.FLAT and len(operand.shape) == rank for operand in varying) and all(
-            len(operand.shape) < rank or operand.shape[0] == 1 for operand in operands if operand.form is Form.FIXED
+        varying = [operand for operand in operands if operand.form is not HoistedForm.FIXED]
+        verbatim = all(operand.form is HoistedForm.FLAT and len(operand.shape) == rank for operand in varying) and all(
+            len(operand.shape) < rank or operand.shape[0] == 1
+            for operand in operands
+            if operand.form is HoistedForm.FIXED
         )
         attrs = copied(node)
         if verbatim and rank:
-            return Hoisted(self.emit(node.op, [o.tensor for o in operands], attrs, node.name), Form.FLAT, shape, dtype)
+            return Hoisted(
+                self.emit(node.op, [o.tensor for o in operands], attrs, node.name), HoistedForm.FLAT, shape, dtype
+            )
         if node.op == "Select" or (node.op.startswith("BiasAdd") and rank != 2):
             raise Unreadable(Reason.RANKS.of(node))
-        inputs = [o.tensor if o.form is Form.FIXED else self.steps(o, rank) for o in operands]
+        inputs = [o.tensor if o.form is HoistedForm.FIXED else self.steps(o, rank) for o in operands]
         op = "AddV2" if node.op.startswith("BiasAdd") else node.op
         attrs.pop("data_format", None)
-        return Hoisted(self.emit(op, inputs, attrs, node.name), Form.STEPS, shape, dtype)
+        return Hoisted(self.emit(op, inputs, attrs, node.name), HoistedForm.STEPS, shape, dtype)
 
 
 def static(dims: Sequence[int | None], what: str) -> tuple[int, ...]:

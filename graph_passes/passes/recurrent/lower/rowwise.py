@@ -12,7 +12,7 @@ from graph_passes.graph.ir import Graph, Node, TensorId, boolean, integer, integ
 from graph_passes.graph.ops import IDENTITIES
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.lower.elementwise_ops import ELEMENTWISE_OPS
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm
 from graph_passes.refusals import Reason
 
 
@@ -37,7 +37,7 @@ def keeps_rows(body: Graph, node: Node, operands: Sequence[Hoisted | None]) -> b
 
     def varies(index: int) -> bool:
         operand = operands[index]
-        return operand is not None and operand.form is not Form.FIXED
+        return operand is not None and operand.form is not HoistedForm.FIXED
 
     match node.op:
         case "Split":

@@ -18,10 +18,10 @@ from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
 from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS, is_finite, lower
 from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister
 from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
-from graph_passes.passes.recurrent.lower.layouts import PRODUCTS, Cuts, Layout, concatenation_axis
+from graph_passes.passes.recurrent.lower.layouts import PRODUCTS, ColumnLayout, Cuts, concatenation_axis
 from graph_passes.passes.recurrent.lower.leaves import Leaves
 from graph_passes.passes.recurrent.lower.products import Products
-from graph_passes.passes.recurrent.lower.prologue import Form, Hoisted, Prologue
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue
 from graph_passes.passes.recurrent.lower.rowwise import column_range, is_column
 from graph_passes.refusals import Reason
 
@@ -42,14 +42,14 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedColumns:
     """A concatenation, of tensors of the body and their widths, some of which depend on no state."""
 
     parts: tuple[tuple[TensorId, int], ...]
 
 
 @dataclass
-class Reader:
+class CellReader:
     """Reads one body. `columns` is the way in; the cell is in `builder`."""
 
     loop: Loop
@@ -65,7 +65,7 @@ class Reader:
         self._body = self.loop.body.graph
         self.leaves = Leaves(self.builder, self.prologue, self.units, self.dtype)
         self.products = Products(self.builder, self.leaves, self.prologue, self.units, self.dtype)
-        self._values: dict[TensorId, Value | Joined | Unreadable] = {}
+        self._values: dict[TensorId, Value | JoinedColumns | Unreadable] = {}
         for place in self.variables.states:
             argument = TensorId(self.loop.body.arguments[place])
             layout = self.layout(argument)
@@ -94,7 +94,7 @@ class Reader:
                 waiting.append((name, True))
                 waiting += [(source.node, False) for source in reversed(self._body[name].inputs)]
 
-    def layout(self, tensor: TensorId) -> Layout:
+    def layout(self, tensor: TensorId) -> ColumnLayout:
         """Where the numbers of a value of the body lie in columns.
 
         Raises:
@@ -108,9 +108,9 @@ class Reader:
             if width is None or (width % self.units and width != 1):
                 raise Unreadable(Reason.CELL_SHAPE.of(self._body[tensor.node], shape=shape, units=self.units))
             widths = (width,)
-        return Layout(widths, self.units)
+        return ColumnLayout(widths, self.units)
 
-    def columns(self, tensor: TensorId, layout: Layout | None = None) -> tuple[int, ...]:
+    def columns(self, tensor: TensorId, layout: ColumnLayout | None = None) -> tuple[int, ...]:
         """The nodes of the cell that are the columns of `tensor`, a value of the body.
 
         Args:
@@ -123,7 +123,7 @@ class Reader:
         if self.hoister.level(tensor) != STATE:
             return self._leaf(tensor, layout)
         value = self._value(tensor)
-        if isinstance(value, Joined):
+        if isinstance(value, JoinedColumns):
             return self._joined(value, self.layout(tensor))
         if value.addend is None:
             return value.columns
@@ -132,7 +132,7 @@ class Reader:
         self._values[tensor] = Value(whole)
         return whole
 
-    def _joined(self, value: Joined, layout: Layout) -> tuple[int, ...]:
+    def _joined(self, value: JoinedColumns, layout: ColumnLayout) -> tuple[int, ...]:
         found: tuple[int, ...] = ()
         start = 0
         for part, width in value.parts:
@@ -141,7 +141,7 @@ class Reader:
             start += width
         return found
 
-    def _leaf(self, tensor: TensorId, layout: Layout | None) -> tuple[int, ...]:
+    def _leaf(self, tensor: TensorId, layout: ColumnLayout | None) -> tuple[int, ...]:
         number = scalar_value(self._body, tensor)
         if is_finite(number):
             return (self.builder.constant(float(number or 0)),)
@@ -164,7 +164,7 @@ class Reader:
             except Unreadable as reason:
                 self._values[tensor] = reason
 
-    def _value(self, tensor: TensorId) -> Value | Joined:
+    def _value(self, tensor: TensorId) -> Value | JoinedColumns:
         self._try(tensor)
         found = self._values[tensor]
         if isinstance(found, Unreadable):
@@ -192,7 +192,7 @@ class Reader:
     def _is_uniform(self, column: int) -> bool:
         return self.builder.scalar[column] or column in self.leaves.uniform or self.units == 1
 
-    def _evaluate(self, node: Node, tensor: TensorId) -> Value | Joined:
+    def _evaluate(self, node: Node, tensor: TensorId) -> Value | JoinedColumns:
         if node.op in COPIES:
             return self._value(node.inputs[tensor.index])
         if node.op in _ADDITIONS and (deferred := self._deferred_sum(node, tensor)):
@@ -201,7 +201,7 @@ class Reader:
             return self._elementwise(node, tensor)
         if node.op in PRODUCTS:
             return self._product(node, tensor)
-        reader: Callable[[Node, TensorId], Value | Joined] | None = {
+        reader: Callable[[Node, TensorId], Value | JoinedColumns] | None = {
             "Split": self._part,
             "SplitV": self._part,
             "StridedSlice": self._part,
@@ -231,7 +231,7 @@ class Reader:
         inside, outside = (node.inputs[levels.index(STATE)], node.inputs[1 - levels.index(STATE)])
         value, shape = self._value(inside), self.hoister.shape(outside)
         wide = self.hoister.shape(inside) == self.hoister.shape(tensor) and self._width(tensor) > 0
-        if isinstance(value, Joined) or not wide or not shape or shape[-1] != self.hoister.shape(tensor)[-1]:
+        if isinstance(value, JoinedColumns) or not wide or not shape or shape[-1] != self.hoister.shape(tensor)[-1]:
             return None
         more = self.hoister.hoisted(outside)
         if more.dtype != self.dtype:
@@ -270,18 +270,18 @@ class Reader:
             return False
         if self.hoister.level(tensor) == STATE:
             return True
-        return self.hoister.hoisted(tensor).form is not Form.FIXED
+        return self.hoister.hoisted(tensor).form is not HoistedForm.FIXED
 
     def _product(self, node: Node, tensor: TensorId) -> Value:
         left, right = node.inputs[:2]
         if self.hoister.level(right) == STATE or boolean(node.attrs.get("transpose_a")) or len(node.inputs) > 2:
             raise Unreadable(Reason.CELL_PRODUCT.of(node))
         matrix = self.hoister.hoisted(right)
-        if matrix.form is not Form.FIXED or len(matrix.shape) != 2 or None in matrix.shape:
+        if matrix.form is not HoistedForm.FIXED or len(matrix.shape) != 2 or None in matrix.shape:
             raise Unreadable(Reason.CELL_MATRIX.of(node, shape=matrix.shape))
         transposed = boolean(node.attrs.get("transpose_b")) or boolean(node.attrs.get("adj_y"))
         value, layout = self._value(left), self.layout(tensor)
-        if not isinstance(value, Joined):
+        if not isinstance(value, JoinedColumns):
             return Value(self.products.terms(self.columns(left), matrix, transposed, node, self.layout(left), layout))
         result: Value | None = None
         start = 0
@@ -321,7 +321,7 @@ class Reader:
             raise Unreadable(Reason.CELL_PART.of(node, start=start, end=end, units=self.units))
         return Value(columns[part[0] : part[1]])
 
-    def _concatenation(self, node: Node, tensor: TensorId) -> Value | Joined:
+    def _concatenation(self, node: Node, tensor: TensorId) -> Value | JoinedColumns:
         if concatenation_axis(self._body, node) != 1:
             raise Unreadable(Reason.CELL_JOIN.of(node))
         parts: list[tuple[TensorId, int]] = []
@@ -330,7 +330,7 @@ class Reader:
             if width is None:
                 raise Unreadable(Reason.CELL_JOIN_WIDTH.of(node, tensor=source))
             parts.append((source, width))
-        return Joined(tuple(parts))
+        return JoinedColumns(tuple(parts))
 
     def _reduction(self, node: Node, tensor: TensorId) -> Value:
         shape = self.hoister.shape(node.inputs[0])
@@ -344,7 +344,7 @@ class Reader:
         self.leaves.uniform.add(total)
         return Value((total,))
 
-    def _total(self, columns: tuple[int, ...], layout: Layout) -> int:
+    def _total(self, columns: tuple[int, ...], layout: ColumnLayout) -> int:
         """The sum of all numbers of a row."""
         masked = zip(self.products.masked(columns, layout), layout.narrow(), strict=True)
         return self.builder.sum(

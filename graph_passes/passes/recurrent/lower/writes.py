@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId
 from graph_passes.graph.ops import passed
 from graph_passes.graph.writer import SHAPE_DTYPE
-from graph_passes.passes.recurrent.find.counting import Linear, Numbers, Place, linear
+from graph_passes.passes.recurrent.find.counting import Linear, Numbers, StepNumber, linear
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
 from graph_passes.passes.recurrent.find.step_items import is_size, list_size, list_written_before, written_item
 from graph_passes.passes.recurrent.lower.prologue import Prologue
@@ -26,7 +26,7 @@ class Write:
     """
 
     value: TensorId
-    place: Place
+    place: StepNumber
     from_end: bool = False
 
     @property
@@ -58,10 +58,10 @@ def write_of(loop: Loop, numbers: Numbers, steps: Linear, place: int, node: Node
         raise Unreadable(Reason.LIST_CHANGED.of(node, other=argument))
     index = numbers.place(item.index)
     last = steps.plus(-1)
-    if index is not None and (index.step == 1 or index == Place(Linear())):
+    if index is not None and (index.step == 1 or index == StepNumber(Linear())):
         return Write(item.value, index)
     if index is not None and index.step == -1 and isinstance(index.start.plus(last, -1).key, int):
-        return Write(item.value, Place(index.start.plus(last, -1), 1), from_end=True)
+        return Write(item.value, StepNumber(index.start.plus(last, -1), 1), from_end=True)
     raise Unreadable(Reason.LIST_INDEX.of(node))
 
 

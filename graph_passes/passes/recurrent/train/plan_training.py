@@ -21,7 +21,7 @@ from graph_passes.passes.recurrent.faults import attempt
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.passes.recurrent.lower.bidirectional import paired
-from graph_passes.passes.recurrent.match import Direction, Launch, Match, RecurrentPlan, Unmatched
+from graph_passes.passes.recurrent.match import Direction, Match, RecurrentNode, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, gradient_loops, read_pair
 from graph_passes.passes.recurrent.train.trained import Trained, cudnn_pairs, trained_cudnn, trained_loop, trained_steps
 from graph_passes.refusals import Reason, Refusal
@@ -32,14 +32,14 @@ from graph_passes.refusals import Reason, Refusal
 Gradients = Callable[
     [
         Graph,
-        Sequence[NewNode | Launch],
+        Sequence[NewNode | RecurrentNode],
         Sequence[tuple[TensorId, TensorId]],
         Sequence[TensorId],
         Mapping[TensorId, TensorId],
         Names,
         str,
     ],
-    tuple[tuple[NewNode | Launch, ...], tuple[TensorId | None, ...]],
+    tuple[tuple[NewNode | RecurrentNode, ...], tuple[TensorId | None, ...]],
 ]
 
 # Why the gradient loop of a pair is not the derivative of its forward loop, or cannot be checked; None if it is. This
@@ -152,7 +152,7 @@ class _Whole:
         new = dict(ahead.rewired)
         for recurrence in self.recurrences:
             new = dict(recurrence.unchanged) | new
-        nodes: list[NewNode | Launch] = list(ahead.nodes)
+        nodes: list[NewNode | RecurrentNode] = list(ahead.nodes)
         for number in range(max(len(recurrence.backwards) for recurrence in self.recurrences)):
             made, rewired = self.backward(new, number)
             nodes += made
@@ -172,7 +172,7 @@ class _Whole:
 
     def backward(
         self, new: Mapping[TensorId, TensorId], number: int
-    ) -> tuple[list[NewNode | Launch], dict[TensorId, TensorId]]:
+    ) -> tuple[list[NewNode | RecurrentNode], dict[TensorId, TensorId]]:
         """The new gradient ops, and what takes the place of the tensors that the old ones made.
 
         Each direction has its own name for what it reads: the gradients of one sequence that both read are two.
@@ -198,7 +198,7 @@ class _Whole:
         prefix = f"{chosen[0][1].name}/tfmem"
         made, found = self.gradients(self.graph, nodes, given, list(outside), outside, self.names, prefix)
         gradient_of = dict(zip(outside, found, strict=True))
-        added, rewired = list[NewNode | Launch](made), dict[TensorId, TensorId]()
+        added, rewired = list[NewNode | RecurrentNode](made), dict[TensorId, TensorId]()
         for place, backward in chosen:
             for item in backward.wanted:
                 found_gradient = gradient_of[stand_ins[place, item.x]]
@@ -220,8 +220,8 @@ class _Whole:
         return DataType(self.graph.specs[tensor].dtype)
 
     def with_stand_ins(
-        self, node: NewNode | Launch, stand_ins: Mapping[tuple[int, TensorId], TensorId]
-    ) -> NewNode | Launch:
+        self, node: NewNode | RecurrentNode, stand_ins: Mapping[tuple[int, TensorId], TensorId]
+    ) -> NewNode | RecurrentNode:
         def renamed(place: int, tensors: Sequence[TensorId]) -> tuple[TensorId, ...]:
             return tuple(stand_ins.get((place, tensor), tensor) for tensor in tensors)
 
@@ -249,13 +249,13 @@ class _Whole:
 def differentiable(match: Match) -> Match:
     """The match with launches that keep what their gradients need."""
     moved: dict[TensorId, TensorId] = {}
-    nodes: list[NewNode | Launch] = []
+    nodes: list[NewNode | RecurrentNode] = []
     for node in match.nodes:
-        if isinstance(node, Launch) and not node.counts:
+        if isinstance(node, RecurrentNode) and not node.counts:
             new = replace(node, cell=differentiate(node.cell).forward, base=node.cell)
             moved |= node.results_in(new)
             nodes.append(new)
-        elif isinstance(node, Launch):
+        elif isinstance(node, RecurrentNode):
             nodes.append(node)
         else:
             nodes.append(replace(node, inputs=tuple(moved.get(tensor, tensor) for tensor in node.inputs)))

@@ -28,7 +28,7 @@ BACKPROP = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpro
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedGradient:
     """A tensor that an old gradient op made.
 
     Attributes:
@@ -59,7 +59,7 @@ class Backward:
 
     name: str
     given: tuple[tuple[TensorId, TensorId], ...]
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedGradient, ...]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def trained_steps(graph: Graph, rolled: RolledGradient, names: Names, keep: Coll
     readers = [copy.insert(f"{old.node}/reader", "Identity", [old], {}) for old in rolled.results]
     loop = next(loop for loop in functional_loops(copy) if loop.name == rolled.forward)
     joinable = read_loop(copy, loop, names, {*keep, *readers})
-    wanted = list[Wanted]()
+    wanted = list[WantedGradient]()
     for old, x in rolled.wanted(graph):
         if is_read(graph, old, {rolled.forward, rolled.backward}, keep):
             entry, moves = read_as(graph, joinable.match, x)
@@ -192,7 +192,7 @@ def _turned_back(graph: Graph, forward: str, match: Match, start: TensorId) -> t
 
 def _weight_gradients(
     graph: Graph, forward: str, backwards: Sequence[str], keep: Collection[str]
-) -> list[list[Wanted]] | None:
+) -> list[list[WantedGradient]] | None:
     """For each gradient op, what its vector of weight gradients is taken apart into; None where that is not clear.
 
     Each part has to be arranged as one of the tensors that the vector of weights was packed of.
@@ -212,7 +212,7 @@ def _weight_gradients(
                 x = next((source for source, there in sources if np.array_equal(there, places)), None)
                 if x is None:
                     return None
-                wanted.append(Wanted(part, x))
+                wanted.append(WantedGradient(part, x))
         found.append(wanted)
     return found
 
@@ -305,7 +305,7 @@ class _Loops:
         spec = self.graph.specs.get(self.ahead.inputs[variable])
         return spec is not None and spec.dtype == "variant"
 
-    def wanted(self, pair: Pair, match: Match) -> Iterator[Wanted]:
+    def wanted(self, pair: Pair, match: Match) -> Iterator[WantedGradient]:
         """The tensors that the backward loop made and that are read elsewhere."""
         graph = self.graph
         for place, variable in pair.variables.items():
@@ -324,9 +324,9 @@ class _Loops:
                 yield from self.lists(old, entry, made.name, moves)
             else:
                 entry, moves = read_as(graph, match, x)
-                yield Wanted(old, entry, zero=graph[pair.backward].inputs[place], moves=moves)
+                yield WantedGradient(old, entry, zero=graph[pair.backward].inputs[place], moves=moves)
 
-    def items(self, old: TensorId, made: Node, match: Match) -> Iterator[Wanted]:
+    def items(self, old: TensorId, made: Node, match: Match) -> Iterator[WantedGradient]:
         """Readers of a list of gradients, of a list with one item: the gradient of that."""
         graph = self.graph
         for use in graph.uses(old):
@@ -336,11 +336,11 @@ class _Loops:
             elif reader.op == "TensorListGetItem" and linear(graph, reader.inputs[1]) == linear(graph, made.inputs[1]):
                 _require_single(graph, self.ahead.name, made.inputs[2], -1)
                 entry, moves = read_as(graph, match, made.inputs[2])
-                yield Wanted(TensorId(reader.name), entry, moves=moves)
+                yield WantedGradient(TensorId(reader.name), entry, moves=moves)
             elif is_needed(graph, reader.name, self.removed, self.keep):
                 raise Unreadable(Reason.GRADIENT_OF_MADE_LIST.of(made, tensor=old))
 
-    def lists(self, old: TensorId, x: TensorId, made: str, moves: tuple[str, ...]) -> Iterator[Wanted]:
+    def lists(self, old: TensorId, x: TensorId, made: str, moves: tuple[str, ...]) -> Iterator[WantedGradient]:
         """Readers of a list of gradients: where it is stacked at once, no list is needed."""
         graph = self.graph
         for use in graph.uses(old):
@@ -350,19 +350,19 @@ class _Loops:
             elif reader.op == "TensorListStack" and reader.name not in self.keep:
                 yield from moved_back(graph, self.keep, TensorId(reader.name), x, moves)
             elif is_needed(graph, reader.name, self.removed, self.keep):
-                yield Wanted(old, x, listed=made, moves=moves)
+                yield WantedGradient(old, x, listed=made, moves=moves)
 
 
 def moved_back(
     graph: Graph, keep: Collection[str], old: TensorId, x: TensorId, moves: tuple[str, ...]
-) -> Iterator[Wanted]:
+) -> Iterator[WantedGradient]:
     """Readers of a gradient that undo the last move read the gradient of what was before it."""
     readers = [use.node for use in graph.uses(old) if moves and use.node not in keep]
     undo = [name for name in readers if undoes(graph, name, moves[-1])]
     for name in undo:
         yield from moved_back(graph, keep, TensorId(name), x, moves[:-1])
     if len(undo) < len(graph.uses(old)) or old.node in keep:
-        yield Wanted(old, x, moves=moves)
+        yield WantedGradient(old, x, moves=moves)
 
 
 def read_as(graph: Graph, match: Match, x: TensorId) -> tuple[TensorId, tuple[str, ...]]:

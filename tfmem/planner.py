@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
-import tensorflow as tf
 
 from custom_ops.load import load
 from graph_passes.analysis.cost import device_costs as profiles
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.device_report import duration
 from graph_passes.errors import GraphError, InfeasibleBudgetError, NoGradientError, OptionsError, UnknownShapeError
 from graph_passes.names import suffix_of
 from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.plan_file import CurvePoint, Plan, digests
+from graph_passes.splitting import CLEARLY
 from tfmem import __version__
 from tfmem.api import make_engine
 from tfmem.budgets import Budget, parse_budget
 from tfmem.capture import concrete_function as functions
-from tfmem.capture import keras_functions
 from tfmem.device_names import plain_name
 from tfmem.devices import Target, device_names
-from tfmem.frontends.keras import CALLED_BY
-from tfmem.frontends.sample import specs_of
 from tfmem.options import Options, merged
+from tfmem.planned_traces import traced
 from tfmem.runtime.device_memory import DeviceMemory
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.measured_call import Meter
@@ -36,12 +34,17 @@ from tfmem.runtime.notices import Notices
 from tfmem.runtime.progress import shown
 from tfmem.runtime.settings import Settings
 from tfmem.search_batch import largest_batch, largest_divided_batch
+from tfmem.steps import dividing
 from tfmem.steps.given_plan import planned_moves
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles, KnownProfiles
 from tfmem.steps.trace import Trace
 
 POINTS = 7  # of the curve
+
+Splits = Literal[
+    "never", "needed", "faster"
+]  # where parts of a step run on pieces of the batch; each has those before it
 
 
 def plan(
@@ -84,9 +87,9 @@ def plan(
         return found
     if not isinstance(batch, int) or found.budget is None:
         raise OptionsError("the largest batch is searched for a budget, from a batch that is a number; give both")
-    whole = most = largest_batch(lambda size: planner.planned(x, size, curve=False, splits=False), batch)
-    if planner.splits:
-        most = largest_divided_batch(lambda size: planner.planned(x, size, curve=False), whole)
+    whole = most = largest_batch(lambda size: planner.planned(x, size, curve=False, splits="never"), batch)
+    if planner.splits != "never":
+        most = largest_divided_batch(lambda size: planner.planned(x, size, curve=False, splits="needed"), whole)
     return replace(found, max_batch=most, max_batch_whole=whole)
 
 
@@ -143,18 +146,23 @@ class Planner:
         return cls(_within(engine, budget), here=False)
 
     @property
-    def splits(self) -> bool:
-        """Whether parts of a step may run on pieces of the batch."""
-        return self.engine.settings.options.offload.split != "never"
+    def splits(self) -> Splits:
+        """Where parts of a step run on pieces of the batch, by the options and the device."""
+        if self.engine.settings.options.offload.split == "never":
+            return "never"
+        return "faster" if dividing.by_time(self.engine.settings) else "needed"
 
-    def planned(self, x: Any, batch: Any, curve: bool, splits: bool = True) -> Plan:
-        """The plan of a step; see `plan`. Without `splits` no part runs on pieces of the batch."""
+    def planned(self, x: Any, batch: Any, curve: bool, splits: Splits = "faster") -> Plan:
+        """The plan of a step; see `plan`. Parts run on pieces of the batch where both `splits` and the options say so;
+        `optimize` measures no ConcreteFunction and no SavedModel, so it splits none of these because that is faster."""
         subject, concrete, shapes = traced(x, batch)
+        unmeasured = isinstance(x, str | os.PathLike | functions.ConcreteFunction)
+        splits = min(splits, self.splits, "needed" if unmeasured else "faster", key=get_args(Splits).index)
         engine = self.engine.under(replace(self.engine.settings.shaped(shapes), label=subject))
         sized = f" for a batch of {batch}" if isinstance(batch, int) else ""
         with shown(engine.settings.options.progress, lambda: f"planning {subject}{sized}"):
             try:
-                return _Planned(engine, concrete, self.here).plan(curve, splits and self.splits)
+                return _Planned(engine, concrete, self.here).plan(curve, splits)
             except (UnknownShapeError, NoGradientError) as error:
                 if batch is not None:
                     raise
@@ -172,6 +180,7 @@ class _Planned:
             trace.use_layers(*layers)
         trace.read()
         step = trace.step
+        self._digests = digests(step.graph, step.order)
         if step.shared:
             raise GraphError(
                 f"'{trace.name}' runs on several devices, which tfmem.plan does not plan ({step.shared}); call "
@@ -188,34 +197,30 @@ class _Planned:
         if not here:
             self._notes.append("the graph is the one for this machine: a GPU may run another layout and other fusions")
 
-    def plan(self, curve: bool, splits: bool) -> Plan:
+    def plan(self, curve: bool, splits: Splits) -> Plan:
         """The plan for the engine's budget."""
-        engine, timeline, step = self._engine, self._timeline, self._trace.step
-        limit = timeline.peak if engine.settings.budget is None else engine.settings.budget
-        unlimited = self._made(timeline, timeline.peak)
+        engine = self._engine
+        limit = self._timeline.peak if engine.settings.budget is None else engine.settings.budget
+        unlimited = self._made(self._timeline, self._timeline.peak)
         assert unlimited is not None
         assert unlimited.verdict is not None
         points = self._curve(unlimited) if curve else ()
-        try:
-            found, refused = self._trace.plan(timeline, limit, timed=self._timed), None
-        except InfeasibleBudgetError as error:
-            found, refused = None, error
-            why = self._trace.divide(limit) if splits else None
-            if why is not None:
-                self._notes.append(f"no parts can be split along the batch: {why}")
-            elif splits:
-                timeline = self._trace.step.timeline(engine.estimate(workspace=False))
-                found, refused = self._trace.plan(timeline, limit), None
-                seconds = found.after.seconds
-                points = tuple(replace(p, seconds=seconds) if p.budget == limit else p for p in points)
+        found, refused = self._whole(limit)
+        seconds = unlimited.before.seconds if found is None else found.after.seconds
+        divided = self._divided(limit, unlimited, found, splits)
+        if divided is not None:
+            found, refused = divided, None
+            seconds = divided.after.seconds * self._measured(unlimited)
+            points = _with_split(points, limit, seconds, larger=splits == "faster")
         verdict = unlimited.verdict if found is None or found.verdict is None else found.verdict
         smallest = verdict.smallest_budget if refused is None else max(verdict.smallest_budget, refused.least)
-        report = None if found is None else self._trace.describe(timeline, found, (), given=not found.moves)
+        trace, timeline = self._trace, self._timeline
+        report = None if found is None else trace.describe(timeline, found, (), given=not found.moves)
         if report is not None:
-            suffix = suffix_of(self._trace.name.rpartition(".")[0], (name for name, _ in report.curve_before))
+            suffix = suffix_of(trace.name.rpartition(".")[0], (name for name, _ in report.curve_before))
             report = replace(report, scope_suffix=suffix)
         return Plan(
-            subject=self._trace.name,
+            subject=trace.name,
             device=f"{engine.settings.target.plain_name}, {engine.settings.target.description}",
             budget=engine.settings.budget,
             feasible=found is not None,
@@ -223,20 +228,68 @@ class _Planned:
             peak_before=unlimited.before.peak,
             peak=timeline.peak if found is None else found.after.peak,
             seconds_before=unlimited.before.seconds,
-            seconds=unlimited.before.seconds if found is None else found.after.seconds,
-            least=verdict.least,
+            seconds=seconds,
+            least=verdict.least if divided is None else None,
             smallest_budget=smallest,
             op=verdict.op if refused is None else refused.op or verdict.op,
             timed=self._timed,
             moves=() if found is None else planned_moves(found.moves, timeline),
-            split=self._trace.split is not None,
+            split=trace.split is not None,
             curve=points,
-            inputs=self._trace.input_specs,
-            ops=digests(step.graph, step.order),
+            inputs=trace.input_specs,
+            ops=self._digests,
             report=report,
             notes=tuple(self._notes),
             version=__version__,
         )
+
+    def _whole(self, limit: int) -> tuple[OffloadPlan | None, InfeasibleBudgetError | None]:
+        """The plan with nothing split, or why there is none."""
+        try:
+            return self._trace.plan(self._timeline, limit, timed=self._timed), None
+        except InfeasibleBudgetError as error:
+            return None, error
+
+    def _divided(
+        self, limit: int, unlimited: OffloadPlan, whole: OffloadPlan | None, splits: Splits
+    ) -> OffloadPlan | None:
+        """The plan with parts of the step on pieces of the batch, where they would run so; the trace is divided then.
+
+        Args:
+            limit: bytes.
+            unlimited: the step without a budget.
+            whole: the plan with nothing split; None if none meets the budget.
+            splits: where parts may run on pieces.
+        """
+        engine, rate = self._engine, 0.0
+        if whole is not None:
+            rate = unlimited.before.seconds / whole.after.seconds
+            if splits != "faster" or not whole.moves or not dividing.may_be_faster(engine.settings, self._trace, rate):
+                return None
+        elif splits == "never":
+            return None
+        trace = self._trace.variant(self._trace.optimized(), engine)
+        trace.read()
+        refused = trace.divide(limit, rate)
+        if refused is not None:
+            if whole is None:
+                self._notes.append(f"no parts can be split along the batch: {refused}")
+            return None
+        timeline = trace.step.timeline(engine.estimate(workspace=False))
+        found = trace.plan(timeline, limit)
+        if whole is not None:
+            took = duration(round(whole.after.seconds * 1e9))
+            self._notes.append(
+                f"with nothing split the step is predicted to take {took}; the first calls measure both, and the split "
+                f"stays if it takes at most {CLEARLY} of that"
+            )
+        self._trace, self._timeline = trace, timeline
+        return found
+
+    def _measured(self, unlimited: OffloadPlan) -> float:
+        """What the step was measured to take, by its estimate, from which a division was planned."""
+        split = self._trace.split
+        return unlimited.before.seconds / split.seconds_before if split and split.seconds_before else 1.0
 
     def _curve(self, unlimited: OffloadPlan) -> tuple[CurvePoint, ...]:
         """Predicted time over budgets from the smallest of copies and recomputation to what the step needs."""
@@ -260,74 +313,14 @@ class _Planned:
             return None
 
 
-def traced(x: Any, batch: Any) -> tuple[str, Any, dict[str, tuple[int, ...]]]:
-    """What users call a step, its trace, and shapes of inputs that it leaves open.
+def _with_split(points: tuple[CurvePoint, ...], limit: int, seconds: float, larger: bool) -> tuple[CurvePoint, ...]:
+    """The curve with a split that meets `limit`; it meets a larger budget as well, where it runs if `larger`."""
 
-    Raises:
-        GraphError: `x` is nothing that can be traced, or `batch` is missing.
-    """
-    if isinstance(x, str | os.PathLike):
-        return _of_saved_model(Path(x), batch)
-    if keras_functions.is_keras_model(x):
-        keras_functions.require_trainable(x)
-        step = keras_functions.keras_function(x, "train").step
-        label = f"{x.name}.{CALLED_BY['train']}"
-        return label, step.get_concrete_function(specs_of(x, batch)), {}
-    if isinstance(x, functions.ConcreteFunction):
-        return "", x, _sized(x, batch)
-    if hasattr(x, "get_concrete_function"):
-        return _of_function(x, batch)
-    raise GraphError(
-        f"cannot plan a {type(x).__name__}; expected a compiled Keras model, a tf.function, a ConcreteFunction or the "
-        "path of a SavedModel"
-    )
+    def runs(point: CurvePoint) -> bool:
+        clearly = point.seconds is None or seconds <= CLEARLY * point.seconds
+        return point.budget == limit or (larger and point.budget > limit and clearly)
 
-
-def _of_function(x: Any, batch: Any) -> tuple[str, Any, dict[str, tuple[int, ...]]]:
-    name = getattr(x.python_function, "__name__", "")
-    if batch is None or isinstance(batch, int):
-        if x.input_signature is None:
-            raise GraphError(f"`{name}` has no input signature; give batch=(argument, ...), tensors or tf.TensorSpec")
-        concrete = x.get_concrete_function()
-        return name, concrete, _sized(concrete, batch)
-    given = batch if isinstance(batch, tuple) else (batch,)
-    concrete = x.get_concrete_function(*given)
-    shapes = [value.shape for value in tf.nest.flatten(given) if hasattr(value, "shape")]
-    inputs = _inputs(concrete)
-    if len(inputs) != len(shapes):
-        return name, concrete, {}
-    opened = {
-        t.op.name: tuple(shape) for t, shape in zip(inputs, shapes, strict=True) if not t.shape.is_fully_defined()
-    }
-    return name, concrete, {input_name: shape for input_name, shape in opened.items() if None not in shape}
-
-
-def _sized(concrete: Any, batch: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs of a trace that has open dimensions: each is the batch."""
-    opened = [t for t in _inputs(concrete) if t.shape.rank is not None and not t.shape.is_fully_defined()]
-    if not opened or batch is None:
-        return {}
-    if not isinstance(batch, int):
-        raise GraphError(f"batch={batch!r}: expected a number, which replaces the open dimensions of the inputs")
-    return {t.op.name: tuple(batch if size is None else size for size in t.shape) for t in opened}
-
-
-def _inputs(concrete: Any) -> list[tf.Tensor]:
-    """The tensors that a caller gives."""
-    captured = {id(inner) for _, inner in concrete.graph.captures}
-    return [tensor for tensor in concrete.inputs if id(tensor) not in captured]
-
-
-def _of_saved_model(path: Path, batch: Any) -> tuple[str, Any, dict[str, tuple[int, ...]]]:
-    if not (path / "saved_model.pb").is_file():
-        raise GraphError(f"'{path}' is not a SavedModel, it has no saved_model.pb; pass the directory with it")
-    model = tf.saved_model.load(str(path))
-    if not model.signatures:
-        raise GraphError(f"the SavedModel in '{path}' has no signature to plan; save it with signatures")
-    name = "train" if "train" in model.signatures else next(iter(model.signatures))
-    concrete = model.signatures[name]
-    concrete.graph.saved_model = model  # else its variables are gone with the model
-    return f"{path.name}.{name}", concrete, _sized(concrete, batch)
+    return tuple(replace(point, seconds=seconds) if runs(point) else point for point in points)
 
 
 def _within(engine: Engine, budget: Budget) -> Engine:

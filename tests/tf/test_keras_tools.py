@@ -11,9 +11,13 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes import splitting
 from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.splitting import CLEARLY
 from tests.tf.memory_in_use import in_use
 from tfmem.options import Options
+from tfmem.steps import dividing
+from tfmem.steps.given_plan import DIVIDED
 
 MIB = 1 << 20
 DIVIDING = Options(cache_directory="", progress=False)
@@ -218,3 +222,44 @@ def test_a_plan_that_splits_the_batch_is_divided_again_within_its_budget() -> No
     assert "1 part split along the batch" in report.headline
     with pytest.raises(tfmem.StalePlanError):
         fit(tfmem.optimize(net(4), plan=plan, options=UNCACHED))
+
+
+def test_a_plan_splits_where_the_step_would_be_found_to_be_faster_so() -> None:
+    """By the cost model moves keep a fifth of the rate within the smallest budget that they meet, and a split more."""
+    free = tfmem.plan(net(), 64, budget="15GiB", device="v100", curve=False, options=UNCACHED)
+    asked = {"budget": free.smallest_budget, "device": "v100"}
+    whole = tfmem.plan(net(), 64, **asked, curve=False, options=UNCACHED)
+    plan = tfmem.plan(net(), 64, **asked, options=DIVIDING)
+    assert whole.feasible
+    assert plan.split
+    assert plan.seconds <= CLEARLY * whole.seconds
+    assert plan.peak <= free.smallest_budget
+    assert any(note.startswith("with nothing split the step is predicted to take ") for note in plan.notes)
+    assert tfmem.Plan.from_json(plan.to_json()) == plan
+    for point in plan.curve:  # what meets the budget also meets more
+        assert point.seconds is not None
+        assert CLEARLY * point.seconds <= plan.seconds
+    needed = replace(DIVIDING, offload=OffloadOptions(split="needed"))
+    assert not tfmem.plan(net(), 64, **asked, curve=False, options=needed).split
+    assert not tfmem.plan(net(), 64, **asked, curve=False, options=replace(DIVIDING, observe=False)).split
+    loose = tfmem.plan(net(), 64, budget=int(0.9 * free.peak_before), device="v100", curve=False, options=DIVIDING)
+    assert loose.moves
+    assert not loose.split
+
+
+def test_no_clock_decides_on_a_cpu_unless_it_is_asked_for_and_such_a_plan_is_carried_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (splitting, dividing):
+        monkeypatch.setattr(module, "CLEARLY", float("inf"))
+    faster = replace(DIVIDING, offload=OffloadOptions(split="faster"))
+    budget = tfmem.plan(net(), 64, curve=False, options=UNCACHED).smallest_budget + MIB
+    assert not tfmem.plan(net(), 64, budget=budget, curve=False, options=DIVIDING).split
+    plan = tfmem.plan(net(), 64, budget=budget, curve=False, options=faster)
+    assert plan.split
+    assert any(note.startswith("with nothing split ") for note in plan.notes)
+    model = tfmem.optimize(net(), plan=plan, options=faster)
+    assert fit(model) == pytest.approx(fit(net()), rel=1e-4)
+    report = tfmem.report(model)
+    assert report.splits
+    assert DIVIDED in report.notes

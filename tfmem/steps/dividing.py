@@ -25,6 +25,7 @@ from graph_passes.report import Report
 from graph_passes.splitting import CLEARLY
 from tfmem.devices import is_deterministic
 from tfmem.runtime.faults import is_fault
+from tfmem.runtime.settings import Settings
 from tfmem.steps.composed import memory_engine, more_over
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.job import Job
@@ -49,15 +50,28 @@ def before_the_end(job: Job, move: Transition[StepState]) -> Transition[StepStat
 
 def _rate(job: Job, report: Report) -> float | None:
     """The share of the unlimited rate that the step's moves keep; None where no split is to be looked for."""
-    settings, trace = job.engine.settings, job.trace
-    if not settings.splits_if_faster or not settings.observes or settings.plan or is_deterministic():
-        return None
     if not report.transfers or not report.step_measured_ns:
         return None
-    if trace.split or trace.shared or trace.of_replicas or has_regions(trace.step.graph):
-        return None
     rate = rate_of(report)
-    return rate if 0 < rate <= CLEARLY and can_dry_run(trace.step.graph) else None
+    return rate if may_be_faster(job.engine.settings, job.trace, rate) else None
+
+
+def by_time(settings: Settings) -> bool:
+    """Whether a clock may decide that a step is split: it is measured, and no number has to be equal in two runs."""
+    return settings.splits_if_faster and settings.observes and settings.plan is None and not is_deterministic()
+
+
+def may_be_faster(settings: Settings, trace: Trace, rate: float) -> bool:
+    """Whether a split is to be looked for.
+
+    Args:
+        settings: the user's.
+        trace: the step, read.
+        rate: the share of the unlimited rate that its moves keep.
+    """
+    if not by_time(settings) or trace.split or trace.shared or trace.of_replicas or has_regions(trace.step.graph):
+        return False
+    return 0 < rate <= CLEARLY and can_dry_run(trace.step.graph)
 
 
 def rate_of(report: Report) -> float:

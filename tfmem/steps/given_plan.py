@@ -18,6 +18,7 @@ from tfmem.steps.states import StepState
 from tfmem.steps.trace import Trace
 
 DIVIDED = "the given plan splits the batch: parts were chosen again, within its budget"
+NOT_DIVIDED = "the given plan splits the batch, which is not possible here"
 OTHER_INPUTS = "the given plan is for inputs of other shapes, so this trace was planned by itself"
 
 

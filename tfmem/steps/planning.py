@@ -7,13 +7,14 @@ from functools import partial
 
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.passes.offload.options import Effort
+from graph_passes.plan_file import Plan
 from graph_passes.refusals import Reason
 from tfmem.budgets import DeviceBudgets
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps import known_moves
 from tfmem.steps.agreement import agreed, meets_others
-from tfmem.steps.given_plan import DIVIDED, OTHER_INPUTS, by_plan, planned_for, require_same
+from tfmem.steps.given_plan import DIVIDED, NOT_DIVIDED, OTHER_INPUTS, by_plan, planned_for, require_same
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
@@ -124,9 +125,7 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
         same = planned_for(given, trace)
         if same and not given.split:
             return by_plan(job, state, given)
-        if same:
-            require_same(given, trace)
-        state = replace(state, notes=(*state.notes, DIVIDED if same else OTHER_INPUTS))
+        state = replace(state, notes=(*state.notes, _divided_by(trace, given, budget) if same else OTHER_INPUTS))
     if (by_known := known_moves.run(job, state)) is not None:
         return by_known
     careful = trace.step.timeline(engine.estimate(workspace=True))
@@ -183,6 +182,13 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
         return Transition(Event.KNOWN, move.state) if isinstance(move.state, Trying) else move
     search = replace(search, tried=frozenset([first.actions]))
     return Transition(Event.UNKNOWN, probed(job, Warming, state, search, first))
+
+
+def _divided_by(trace: Trace, given: Plan, budget: int) -> str:
+    """Divide the step, as the given plan does; a note. Raises StalePlanError."""
+    require_same(given, trace)
+    refused = trace.divide(budget)
+    return DIVIDED if refused is None else f"{NOT_DIVIDED}: {refused}"
 
 
 def _require_used(engine: Engine) -> None:

@@ -127,7 +127,7 @@ class Reason(Enum):
             "expected {most} at most for {rows}"
         ),
     )
-    COUNTED_TWICE = "recurrent", "states end it, so each step would run twice: {work} products, {most} at most on a CPU"
+    STATES_END = "recurrent", "states end it, so steps would run in vain: {work} products each, {most} at most on a CPU"
     CELL_JOIN = "recurrent", "'{node}' ({op}) does not join columns"
     CELL_JOIN_WIDTH = "recurrent", "'{node}' ({op}) joins '{tensor}', whose width is unknown"
     CELL_SUM_AXIS = "recurrent", "'{node}' ({op}) sums over the batch, or over another axis than the last"

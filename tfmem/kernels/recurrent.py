@@ -29,9 +29,9 @@ from tfmem.options import Options
 # Ops of a step on single numbers with which a CPU was measured to run a small recurrence faster than the loop.
 MOST_OF_FEW_ROWS, MOST_IN_TRAINING = 1024, 3072
 ENOUGH_ROWS = 8
-# Products, and ops on single numbers, of one step with which a CPU was measured to run a loop whose steps are counted
-# first, and so run twice, as fast as the loop itself; with twice as many it took up to 1.3 times as long.
-MOST_COUNTED_PRODUCTS, MOST_COUNTED_OPS = 1 << 17, 1 << 13
+# Products, and ops on single numbers, of one step with which a CPU was measured to run a loop that its states end as
+# fast as the loop itself; with twice as many it took up to 1.3 times as long, since steps behind the end run in vain.
+MOST_ENDED_PRODUCTS, MOST_ENDED_OPS = 1 << 19, 1 << 13
 OF_UNKNOWN_BATCH = 32  # rows
 
 
@@ -126,15 +126,15 @@ def _without_slow(plan: RecurrentPlan) -> RecurrentPlan:
 
 def slower_on_cpu(match: Match, trains: bool) -> Refusal | None:
     """Why a CPU keeps a loop that it was measured to run faster (docs/recurrent.md): of a small recurrence with few
-    rows, or a large one whose steps are counted first."""
+    rows, or a large one that its states end."""
     launch = match.launches[0]
     if match.counting:
         rows, cell = launch.batch or OF_UNKNOWN_BATCH, launch.base or launch.cell
-        work, most = rows * len(cell.nodes), MOST_COUNTED_OPS
+        work, most = rows * len(cell.nodes), MOST_ENDED_OPS
         if launch.units > 1:
-            work, most = rows * cell.blocks * launch.units**2, MOST_COUNTED_PRODUCTS
+            work, most = rows * cell.blocks * launch.units**2, MOST_ENDED_PRODUCTS
         if work > most:
-            return Reason.COUNTED_TWICE(work=work, most=most)
+            return Reason.STATES_END(work=work, most=most)
     count, few = len((launch.base or launch.cell).nodes), (launch.batch or 1) < ENOUGH_ROWS
     most = MOST_OF_FEW_ROWS if few else MOST_IN_TRAINING if trains else count
     if launch.units > 1 or count <= most:

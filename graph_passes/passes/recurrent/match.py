@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.gpu_program import RecurrentProgram
@@ -77,7 +78,8 @@ class RecurrentNode:
             differentiated.
         batch: how many rows all tensors have, where the graph says it.
         batch_major: whether sequences and outputs begin with batch and time, not with time and batch.
-        counts: whether it serves only to count the steps of a loop that ends when its states say so.
+        counts: whether it runs some of the steps of a loop that ends when its states say so, and another launch those
+            behind them, or all of them once more.
     """
 
     name: str
@@ -162,6 +164,20 @@ class RecurrentNode:
         return NewNode(self.name, RECURRENT_OP, self.inputs, attrs, device, self.control, outputs)
 
 
+class Results(Protocol):
+    """What the steps of a recurrence give: one launch, or several, one behind the other."""
+
+    @property
+    def cell(self) -> Cell:
+        """One step."""
+
+    def output(self, index: int) -> TensorId:
+        """Output `index` of the cell, of every step, in the form of a sequence."""
+
+    def final(self, index: int) -> TensorId:
+        """State `index` after the last step, `[batch, units]`."""
+
+
 @dataclass(frozen=True)
 class Match:
     """One recurrence and its replacement.
@@ -191,7 +207,7 @@ class Match:
 
     @property
     def counting(self) -> tuple[RecurrentNode, ...]:
-        """The recurrent ops that only count steps."""
+        """The recurrent ops with more steps of the same loop behind them."""
         return tuple(node for node in self.nodes if isinstance(node, RecurrentNode) and node.counts)
 
     def summary(self) -> str:
@@ -206,7 +222,7 @@ class Match:
             launch.dtype,
         ]
         if self.counting:
-            parts.append(f"its steps counted first, by {many(len(self.counting), 'op')}")
+            parts.append(f"ends when its states say so, looked for after each of {many(len(self.counting), 'op')}")
         if len(launch.directions) > 1:
             parts.append("both directions in one launch")
         return f"{self.name} ({self.carrier}): {', '.join(parts)}"

@@ -1,52 +1,126 @@
 """How many steps a loop runs that ends before its bound when its states say so, as when all rows have ended.
 
-The states are computed once more, only to see when the condition stops holding: k steps in one launch, then a look.
+Steps run in several launches: k steps in one, then a look whether the condition still holds.
 
-    launch of 16 steps --states before each step--> condition --> how many steps it held
-    launch of 32 steps, of 0 if it held for less than 16 --> ...
+    launch of 8 steps --states before each step--> condition --> how many steps it held
+    launch of 12 steps, of 0 if it held for less than 8 --> ...
     launch of all other steps up to the bound
 
-The loop itself is then read as one of so many steps. No launch goes on behind what the loop computes, so gradients do
-not meet numbers that TensorFlow never computed.
+In inference the results are those of the launches, up to the last step that the loop runs. In training these launches
+only count, and the loop is then read as one of so many steps: gradients must not meet numbers behind its end, which
+TensorFlow never computed.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from custom_ops.recurrent.cell import Cell
 from graph_passes.graph.ir import AttrValue, DataType, TensorId
 from graph_passes.graph.ops import DRAWS
 from graph_passes.graph.rewrite import NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim
+from graph_passes.passes.recurrent.find.counting import of_key
 from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.lower.extent import Counted
 from graph_passes.passes.recurrent.lower.hoist import STEP, Hoister
 from graph_passes.passes.recurrent.lower.loop import LoopReader
 from graph_passes.passes.recurrent.lower.prologue import Hoisted
-from graph_passes.passes.recurrent.match import RecurrentNode
+from graph_passes.passes.recurrent.match import RecurrentNode, Results
 from graph_passes.refusals import Reason
 
-FIRST = 16  # steps of the first launch; each that follows takes twice as many as the one before
-MOST_LAUNCHES = 6  # the last one takes all that are left
+FIRST = 8  # steps of the first launch; each that follows takes half as many more as the one before
+MOST_LAUNCHES = 10  # the last one takes all that are left
 _WHOLE: dict[str, AttrValue] = {"T": DataType(SHAPE_DTYPE)}
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What launches give, one behind the other, of the steps that the loop runs; `Results`."""
+
+    cell: Cell
+    outputs: tuple[TensorId, ...]
+    finals: tuple[TensorId, ...]
+
+    def output(self, index: int) -> TensorId:
+        """Output `index` of the cell, of every step."""
+        return self.outputs[index]
+
+    def final(self, index: int) -> TensorId:
+        """State `index` after the last step."""
+        return self.finals[index]
+
+
 class EndReader(LoopReader):
-    """Reads a loop to know how many steps it runs."""
+    """Reads a loop that ends when its states say so, or counts how many steps it runs."""
 
     def count(self) -> Counted:
-        """
+        """How many steps the loop runs, which are then run once more.
+
         Raises:
-            Unreadable: a cell cannot say when the loop ends.
+            Unreadable: a cell cannot say when the loop ends, or the steps draw, and would draw once more.
         """
         self._refuse_side_effects()
-        places = self._places()
-        results = [self.loop.body.results[place] for place in self.variables.states]
-        self.reader.read(results)
+        body, places = self.loop.body, self._places()
+        drawing = next((node for node in body.graph if node.op in DRAWS), None)
+        if drawing is not None:
+            raise Unreadable(Reason.SIDE_EFFECTS.of(drawing))
+        self.reader.read([body.results[place] for place in self.variables.states])
         after, initial = self._carried()
-        outputs = [self._before(place) for place in places]
-        whole = self._launched(after, initial, outputs, ())
+        whole = self._launched(after, initial, list(map(self._before, places)), ())
+        nodes, _, steps = self._until(whole, dict(enumerate(places)))
+        return Counted(tuple(nodes), steps)
+
+    def _run(self) -> tuple[list[NewNode | RecurrentNode], Results]:
+        """Launches until the loop has ended, and what they give of its steps."""
+        prologue, dtype, places = self.prologue, self.dtype, self._places()
+        after, initial, outputs = self._results(of_key(TensorId(f"{self.loop.name}/steps")))  # nothing is equal to it
+        before, count = list(map(self._before, places)), len(outputs)
+        alone = {number: outputs.index((column,)) for number, column in enumerate(after) if (column,) in outputs}
+        others = [number for number in range(len(after)) if number not in alone]
+        beside = [tuple(after[number] for number in others)] if others else []
+        whole = self._launched(after, initial, [*outputs, *before, *beside], ())
+        nodes, parts, steps = self._until(whole, dict(enumerate(places, count)))
+        end, written = parts[-1][0], len(prologue.nodes)
+        nodes[nodes.index(end)] = replace(end, counts=False)
+        prologue.end_after(steps)
+        results = list[TensorId]()
+        for index in range(count):
+            joined = prologue.joined([launch.output(index) for launch, _ in parts], dtype, 0)
+            results.append(prologue.first(joined, dtype, 3 if whole.cell.output_columns[index] else 2))
+        finals = {number: self._reached(parts, index, [initial[number]]) for number, index in alone.items()}
+        if others:
+            last = self._reached(parts, count + len(places), [initial[number] for number in others])
+            finals |= dict(zip(others, prologue.split(last, dtype, [self.units] * len(others), 1), strict=True))
+        given = Parts(whole.cell, tuple(results), tuple(finals[number] for number in range(len(after))))
+        return [*nodes, *prologue.nodes[written:]], given
+
+    def _reached(
+        self, parts: Sequence[tuple[RecurrentNode, TensorId]], index: int, initial: Sequence[TensorId]
+    ) -> TensorId:
+        """States after the last step, side by side as in output `index`; those before the first if there is none."""
+        prologue, dtype = self.prologue, self.dtype
+        found, ran = [prologue.expanded(prologue.joined(initial, dtype, 1), dtype, 0)], prologue.scalar(0)
+        for launch, held in parts:
+            any_held = prologue.once("Minimum", [held, prologue.scalar(1)], _WHOLE)
+            last = prologue.once("Sub", [held, any_held], _WHOLE)
+            found.append(prologue.slice(launch.output(index), dtype, (last, 0, 0), (any_held, -1, -1)))
+            ran = prologue.once("AddV2", [ran, any_held], _WHOLE)
+        reached = prologue.slice(prologue.joined(found, dtype, 0), dtype, (ran, 0, 0), (1, -1, -1))
+        return prologue.reshape(reached, dtype, (prologue.batch, len(initial) * self.units))
+
+    def _until(
+        self, whole: RecurrentNode, before: Mapping[int, int]
+    ) -> tuple[list[NewNode | RecurrentNode], list[tuple[RecurrentNode, TensorId]], TensorId]:
+        """What is to be inserted, the launches of it, each with how many of its steps the loop runs, and all together.
+
+        Args:
+            whole: a launch of all steps.
+            before: its outputs that are states before a step, and which those are.
+        """
         nodes: list[NewNode | RecurrentNode] = []
+        parts: list[tuple[RecurrentNode, TensorId]] = []
         prologue, total = self.prologue, self.prologue.time
         going = steps = None
         done = written = 0
@@ -57,7 +131,8 @@ class EndReader(LoopReader):
             nodes += [*prologue.nodes[written:], launch]
             written = len(prologue.nodes)
             prologue.time = time
-            held = self._held(launch, places)
+            held = self._held(launch, before)
+            parts.append((launch, held))
             steps = held if steps is None else prologue.once("AddV2", [steps, held], _WHOLE)
             more = prologue.cast(
                 prologue.once("Equal", [held, prologue.scalar(time)], {**_WHOLE, "incompatible_shape_error": True}),
@@ -68,18 +143,15 @@ class EndReader(LoopReader):
             states = tuple(launch.final(index) for index in range(len(states)))
             done += size or 0
         assert steps is not None
-        return Counted((*nodes, *prologue.nodes[written:]), steps)
+        return [*nodes, *prologue.nodes[written:]], parts, steps
 
     def _places(self) -> list[int]:
         """The states that the condition reads.
 
         Raises:
-            Unreadable: it reads something else that changes, or the steps draw, and would draw once more.
+            Unreadable: it reads something else that changes.
         """
-        condition, body = self.loop.condition, self.loop.body.graph
-        drawing = next((node for node in body if node.op in DRAWS), None)
-        if drawing is not None:
-            raise Unreadable(Reason.SIDE_EFFECTS.of(drawing))
+        condition = self.loop.condition
         read = condition.graph.reached([tensor.node for tensor in self.variables.going], condition.graph.predecessors)
         places = [place for place, name in enumerate(condition.arguments) if name in read]
         if not set(places) <= {*self.variables.states, *self.variables.invariants}:
@@ -121,11 +193,11 @@ class EndReader(LoopReader):
         part = replace(direction, sequences=tuple(sequences), states=states)
         return replace(whole, name=name, directions=(part,), counts=True)
 
-    def _held(self, launch: RecurrentNode, places: list[int]) -> TensorId:
+    def _held(self, launch: RecurrentNode, before: Mapping[int, int]) -> TensorId:
         """Before how many of its steps, without a gap, the condition held."""
         prologue, condition = self.prologue, self.loop.condition
         given: dict[TensorId, Hoisted] = {}
-        for index, place in enumerate(places):
+        for index, place in before.items():
             argument = TensorId(self.loop.body.arguments[place])
             given[TensorId(condition.arguments[place])] = self._given(launch, argument, index)
         outside = Hoister(self.graph, self.loop, self.variables, prologue, function=condition, given=given)
@@ -148,5 +220,5 @@ def _sizes(total: Dim) -> list[int | None]:
     size, done = FIRST, 0
     while len(sizes) < MOST_LAUNCHES - 1 and not (isinstance(total, int) and done + size >= total):
         sizes.append(size)
-        done, size = done + size, 2 * size
+        done, size = done + size, size + size // 2
     return [*sizes, None]

@@ -36,8 +36,7 @@ def count_steps(
 ) -> None:
     """Tell the prologue how many steps there are: so many as were counted, or the least of the bounds."""
     if counted is not None:
-        prologue.time = prologue.time_key = counted.steps
-        prologue.time_form = of_key(counted.steps)
+        prologue.end_after(counted.steps)
         return
     condition = variables.numbers(graph, loop, loop.condition)
     outside = Hoister(graph, loop, variables, prologue, function=loop.condition)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from graph_passes.graph.ir import AttrValue, DataType, Function, Graph, Node, TensorId
+from graph_passes.graph.ir import DataType, Function, Graph, Node, TensorId
 from graph_passes.graph.ops import COPIES, DRAWS, READS, copied, passed
 from graph_passes.graph.order import topological
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim
@@ -159,7 +159,9 @@ class Hoister:
     def _step_value(self, tensor: TensorId) -> Hoisted:
         if tensor.node in self._places:
             spec = self._body.specs[tensor]
-            return self._value(tensor, self._counted(tensor.node, spec.dtype), HoistedForm.STEPS)
+            counter = self._variables.counters[self._places[tensor.node]]
+            made = self._prologue.counter(self._graph, counter, spec.dtype, self._reverse)
+            return self._value(tensor, made, HoistedForm.STEPS)
         node = self._body[tensor.node]
         if node.op in COPIES:
             return self.hoisted(node.inputs[tensor.index])
@@ -168,7 +170,7 @@ class Hoister:
             spec = self._body.specs[tensor]
             return Hoisted(self._sequence(node, read), HoistedForm.STEPS, self.shape(tensor), spec.dtype)
         if node.op in DRAWS and self.level(node.inputs[0]) == FIXED:
-            return self._value(tensor, self._prologue.draws(node, self.hoisted(node.inputs[0])), HoistedForm.STEPS)
+            return self._drawn(tensor, node)
         if node.name in self._stepped:
             stepped = self._stepped[node.name]
             resource, added = self._loop.initial[stepped.place], self._added(stepped)
@@ -190,6 +192,14 @@ class Hoister:
             return self._value(tensor, made, HoistedForm.FLAT)
         return self._rowwise(node, tensor)
 
+    def _drawn(self, tensor: TensorId, node: Node) -> Hoisted:
+        """What a random op of the body draws: once, also where states and outputs read it."""
+        drawn = self._prologue.drawn if self._function is self._loop.body else {}
+        if tensor not in drawn:
+            made = self._prologue.draws(node, self.hoisted(node.inputs[0]))
+            drawn[tensor] = Hoisted(made, HoistedForm.STEPS, self.shape(tensor), self._body.specs[tensor].dtype)
+        return drawn[tensor]
+
     def assignments(self) -> list[str]:
         """Nodes that give stepped variables their values behind the last step."""
         return [
@@ -207,20 +217,6 @@ class Hoister:
             if self.level(tensor) != FIXED:
                 raise Unreadable(Reason.STEP_ASSIGNS.of(self._body[assign]))
         return [self.hoisted(tensor).tensor for tensor in stepped.added]
-
-    def _counted(self, argument: str, dtype: str) -> TensorId:
-        """A counter in every step."""
-        prologue, place = self._prologue, self._variables.counters[self._places[argument]]
-        steps = prologue.counted(prologue.time, "steps")
-        whole: dict[str, AttrValue] = {"T": DataType(SHAPE_DTYPE)}
-        if self._reverse:
-            steps = prologue.reversed(steps, SHAPE_DTYPE)
-        if place.step != 1:
-            steps = prologue.once("Mul", [steps, prologue.scalar(place.step)], whole)
-        if place.start.key != 0:
-            start = prologue.scalar(prologue.sum_of(self._graph, place.start))
-            steps = prologue.once("AddV2", [steps, start], whole)
-        return prologue.cast(steps, SHAPE_DTYPE, dtype)
 
     def _refuse_other_items(self, node: Node) -> None:
         """Raises Unreadable if a step takes a part of a fixed tensor that another step's number says."""

@@ -35,7 +35,7 @@ from graph_passes.passes.recurrent.lower.writes import (
     require_single,
     write_of,
 )
-from graph_passes.passes.recurrent.match import Direction, Joinable, Match, RecurrentNode
+from graph_passes.passes.recurrent.match import Direction, Joinable, Match, RecurrentNode, Results
 from graph_passes.refusals import Reason
 
 RULES = MOVES | SUMS | CONVOLUTIONS  # of ops that small states alone may have
@@ -79,7 +79,6 @@ class LoopReader:
         self.launch_name = names.fresh(f"{loop.name}/tfmem/recurrent")
         self.outputs: dict[int, dict[TensorId, int]] = {}  # for each list, the cell's outputs that make it
         self.last: dict[int, list[int]] = {}  # for each list of one item, the states that it is made of
-        self.items: dict[int, Items] = {}  # what lists have besides the steps' items
         self.rewired: list[tuple[TensorId, TensorId]] = []
 
     def _column_reader(self) -> CellReader:
@@ -93,7 +92,7 @@ class LoopReader:
 
     def read(self) -> Joinable:
         self._refuse_side_effects()
-        launch = self._launch()
+        nodes, launch = self._run()
         before = len(self.prologue.nodes)
         number = 0
         for place in self.variables.states:
@@ -108,9 +107,7 @@ class LoopReader:
             number += layout.columns
         self._rewire_outputs(launch)
         self._rewire_rest()
-        nodes = [*(self.counted.nodes if self.counted else ()), *self.prologue.nodes[:before], launch]
-        nodes += self.prologue.nodes[before:]
-        return Joinable(self._match(nodes), self.prologue.time_key, self.batch)
+        return Joinable(self._match([*nodes, *self.prologue.nodes[before:]]), self.prologue.time_key, self.batch)
 
     def _match(self, nodes: list[NewNode | RecurrentNode]) -> Match:
         """The match, without unneeded rewirings and new nodes, and with all old nodes that are then dead."""
@@ -139,12 +136,19 @@ class LoopReader:
                 reason = Reason.STEP_ASSIGNS if node.op.startswith("Assign") else Reason.SIDE_EFFECTS
                 raise Unreadable(reason.of(node))
 
-    def _launch(self) -> RecurrentNode:
+    def _run(self) -> tuple[list[NewNode | RecurrentNode], Results]:
+        """What runs the steps, and what it gives."""
+        after, initial, outputs = self._results(self.prologue.time_form)
+        control = tuple(self.hoister.assignments())  # what waited for the loop waits for the launch
+        launch = self._launched(after, initial, outputs, control)
+        return [*(self.counted.nodes if self.counted else ()), *self.prologue.nodes, launch], launch
+
+    def _results(self, steps: Linear) -> tuple[list[int], list[TensorId], list[tuple[int, ...]]]:
+        """The columns of all states after one of so many steps, the states before the loop, the columns of outputs."""
         loop, body, reader, variables = self.loop, self.loop.body, self.reader, self.variables
         results = [body.results[place] for place in variables.states]
         self.writes = {
-            place: write_of(loop, self.numbers, self.prologue.time_form, place, node)
-            for place, node in variables.writes.items()
+            place: write_of(loop, self.numbers, steps, place, node) for place, node in variables.writes.items()
         }
         self.writes |= {place: Write(value, FORWARDS) for place, value in self.sums.items()}
         written = {place: write.value for place, write in self.writes.items()}
@@ -153,8 +157,6 @@ class LoopReader:
         outputs: list[tuple[int, ...]] = []
         for place, write in self.writes.items():
             if write.every_step:
-                if place not in self.sums:
-                    self.items[place] = items_of(self.graph, self.loop.initial[place], write, self.prologue.time_form)
                 self.outputs[place] = {}
                 for source in self._frontier(write.value):
                     self.outputs[place][source] = len(outputs)
@@ -162,8 +164,7 @@ class LoopReader:
             else:
                 require_single(self.graph, self.loop.initial[place])
                 self.last[place] = [self._keep(column, after, initial) for column in self._spread(write.value)]
-        control = tuple(self.hoister.assignments())  # what waited for the loop waits for the launch
-        return self._launched(after, initial, outputs, control)
+        return after, initial, outputs
 
     def _carried(self) -> tuple[list[int], list[TensorId]]:
         """The columns of all states after a step, and the states before the loop."""
@@ -270,7 +271,7 @@ class LoopReader:
             initial.append(self.prologue.zeros(self.dtype, (self.prologue.batch, self.units), "zeros"))
         return after.index(column)
 
-    def _rewire_outputs(self, launch: RecurrentNode) -> None:
+    def _rewire_outputs(self, launch: Results) -> None:
         for place, write in self.writes.items():
             if place in self.sums:
                 self._rewire_sum(launch, place, write)
@@ -279,8 +280,9 @@ class LoopReader:
             if handle is None:
                 continue
             whole, ordered = self._whole(launch, place, write)
-            items, dtype = self.items.get(place, Items()), self.dtype
+            items, dtype = Items(), self.dtype
             if write.every_step:
+                items = items_of(self.graph, self.loop.initial[place], write, self.prologue.time_form)
                 dtype = self.loop.body.graph.specs[write.value].dtype
             if items.before is not None:
                 whole, ordered = self._with_item(whole, ordered, items.before, items.is_first), True
@@ -313,7 +315,7 @@ class LoopReader:
                 made = self.prologue.emit("TensorListFromTensor", [in_order, reserve.inputs[0]], attrs, "list")
                 self.rewired.append((handle, made))
 
-    def _rewire_sum(self, launch: RecurrentNode, place: int, write: Write) -> None:
+    def _rewire_sum(self, launch: Results, place: int, write: Write) -> None:
         """A number that each step adds to, and that no step reads."""
         prologue, final, start = self.prologue, self.loop.finals[place], self.loop.initial[place]
         if final is None:
@@ -336,7 +338,7 @@ class LoopReader:
         parts = [self.prologue.expanded(item, dtype, 0), steps]
         return self.prologue.joined(parts if first else parts[::-1], dtype, 0)
 
-    def _whole(self, launch: RecurrentNode, place: int, write: Write) -> tuple[TensorId, bool]:
+    def _whole(self, launch: Results, place: int, write: Write) -> tuple[TensorId, bool]:
         """The list's items as one tensor, and whether it is in the loop's order whatever the direction."""
         prologue = self.prologue
         if place not in self.last:
@@ -358,7 +360,7 @@ class LoopReader:
             whole = prologue.reshape(whole, self.dtype, self.states.dims(prologue, shape))
         return prologue.expanded(whole, self.dtype, 0), True
 
-    def _given(self, launch: RecurrentNode, source: TensorId, index: int) -> Hoisted:
+    def _given(self, launch: Results, source: TensorId, index: int) -> Hoisted:
         shape, tensor, layout = self.hoister.shape(source), launch.output(index), self.reader.layout(source)
         if self.form != "columns":
             dims = (self.prologue.time, *self.states.dims(self.prologue, shape))

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graph_passes.graph.ir import AttrValue, DataType, Graph, Node, TensorId
 from graph_passes.graph.ops import copied
 from graph_passes.graph.rewrite import Names
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim, Writer
-from graph_passes.passes.recurrent.find.counting import Linear, StepNumber
+from graph_passes.passes.recurrent.find.counting import Linear, StepNumber, of_key
 from graph_passes.passes.recurrent.find.equal_scalars import Key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
 from graph_passes.refusals import Reason
@@ -56,7 +56,13 @@ class Hoisted:
 
 
 class Prologue(Writer):
-    """The new nodes in front of a launch. `time` and `batch` are numbers or scalar tensors of int32."""
+    """The new nodes in front of a launch.
+
+    Attributes:
+        time: how many steps there are, a number or a scalar tensor of int32.
+        batch: how many rows, likewise.
+        drawn: what random ops of the body drew, for all steps.
+    """
 
     def __init__(self, loop: Loop, names: Names) -> None:
         super().__init__(names, f"{loop.name}/tfmem", loop.device, loop.control)
@@ -65,6 +71,15 @@ class Prologue(Writer):
         self.time_form = Linear()
         self.has_batch: Callable[[TensorId], bool] = lambda tensor: False  # surely `batch` rows
         self.batch: Dim = 0
+        self.drawn: dict[TensorId, Hoisted] = {}
+
+    def end_after(self, steps: TensorId) -> None:
+        """Have the loop end after its first `steps` steps: what follows reads no others."""
+        self.time = self.time_key = steps
+        self.time_form = of_key(steps)
+        for tensor, value in self.drawn.items():
+            part = self.first(value.tensor, value.dtype, len(value.shape) + 1)
+            self.drawn[tensor] = replace(value, tensor=part)
 
     def columns(self, tensor: TensorId, dtype: str, start: int, end: int, axis: int, rank: int) -> TensorId:
         """`tensor[..., start:end]` along `axis`."""
@@ -123,6 +138,18 @@ class Prologue(Writer):
         whole: dict[str, AttrValue] = {"T": DataType(SHAPE_DTYPE)}  # a loop that begins behind its bound has no step
         more = self.once("Mul", [self.scalar(self.time), self.scalar(place.step)], whole)
         return self.once("AddV2", [self.scalar(self.sum_of(graph, place.start)), more], whole)
+
+    def counter(self, graph: Graph, place: StepNumber, dtype: str, reverse: bool) -> TensorId:
+        """A counter in every step, in the order in which the launch numbers them."""
+        steps = self.counted(self.time, "steps")
+        whole: dict[str, AttrValue] = {"T": DataType(SHAPE_DTYPE)}
+        if reverse:
+            steps = self.reversed(steps, SHAPE_DTYPE)
+        if place.step != 1:
+            steps = self.once("Mul", [steps, self.scalar(place.step)], whole)
+        if place.start.key != 0:
+            steps = self.once("AddV2", [steps, self.scalar(self.sum_of(graph, place.start))], whole)
+        return self.cast(steps, SHAPE_DTYPE, dtype)
 
     def first_number(self, tensor: TensorId, dtype: str, rank: int) -> TensorId:
         """The first number of each item."""

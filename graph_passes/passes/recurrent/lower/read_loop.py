@@ -16,7 +16,7 @@ from graph_passes.passes.recurrent.match import Joinable
 from graph_passes.refusals import Reason
 
 
-def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> Joinable:
+def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str], trains: bool = False) -> Joinable:
     """What takes the place of `loop`.
 
     Args:
@@ -24,6 +24,7 @@ def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> 
         loop: one of its loops.
         names: gives names to new nodes.
         keep: names of nodes that are fetched.
+        trains: whether what takes its place will be differentiated.
 
     Raises:
         Unreadable: no cell can express the loop.
@@ -34,15 +35,17 @@ def read_loop(graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> 
     checking = next((node.name for node in loop.body.graph if checks_shape(loop.body.graph, node)), None)
     if checking is not None:
         raise Unreadable(Reason.SHAPE_CHECK(node=checking))
-    return _read_in(("columns", "numbers", "single"), graph, loop, names, keep)
+    return _read_in(("columns", "numbers", "single"), graph, loop, names, keep, trains)
 
 
-def _read_in(forms: tuple[CellForm, ...], graph: Graph, loop: Loop, names: Names, keep: Collection[str]) -> Joinable:
+def _read_in(
+    forms: tuple[CellForm, ...], graph: Graph, loop: Loop, names: Names, keep: Collection[str], trains: bool
+) -> Joinable:
     """What takes the place of a loop, in the first form that can express it."""
     reasons: list[Unreadable] = []
     for form in forms:
         try:
-            return read_in(graph, loop, names, keep, form)
+            return read_in(graph, loop, names, keep, form, trains)
         except Unreadable as reason:
             reasons.append(reason)
         except (CellError, ValueError):  # numpy's, over shapes that do not fit
@@ -51,16 +54,21 @@ def _read_in(forms: tuple[CellForm, ...], graph: Graph, loop: Loop, names: Names
     raise _told(reasons)
 
 
-def read_in(graph: Graph, loop: Loop, names: Names, keep: Collection[str], form: CellForm) -> Joinable:
+def read_in(
+    graph: Graph, loop: Loop, names: Names, keep: Collection[str], form: CellForm, trains: bool = False
+) -> Joinable:
     """What takes the place of a loop whose states have this form.
 
     Raises:
         Unreadable, CellError, ValueError: no cell of the form can express the loop.
     """
-    reader = EndReader(graph, loop, names, keep, form)
-    if reader.variables.going:
-        return LoopReader(graph, loop, names, keep, form, reader.count()).read()
-    return reader.read()
+    reader = LoopReader(graph, loop, names, keep, form)
+    if not reader.variables.going:
+        return reader.read()
+    ending = EndReader(graph, loop, names, keep, form)
+    if trains or ending.variables.stepped:  # what the steps assign is known before the launch
+        return LoopReader(graph, loop, names, keep, form, ending.count()).read()
+    return ending.read()
 
 
 def _told(reasons: Sequence[Unreadable]) -> Unreadable:

@@ -104,7 +104,7 @@ def trained_loop(graph: Graph, forward: str, backwards: Sequence[str], names: Na
     finder = _Loops(graph, forward, backwards, keep)
     given = [finder.given(pair) for pair in pairs]
     copy, readers = finder.as_inference(pairs[0], dict.fromkeys(old for group in given for old, _ in group))
-    joinable = read_loop(copy, without_lists(copy, pairs[0]), names, {*keep, *readers})
+    joinable = read_loop(copy, without_lists(copy, pairs[0]), names, {*keep, *readers}, trains=True)
     gradients = [
         Backward(pair.backward, tuple(group), tuple(finder.wanted(pair, joinable.match)))
         for pair, group in zip(pairs, given, strict=True)
@@ -122,7 +122,7 @@ def trained_steps(graph: Graph, rolled: RolledGradient, names: Names, keep: Coll
     # Where no loss reads its own value, a stack serves the gradient alone.
     readers = [copy.insert(f"{old.node}/reader", "Identity", [old], {}) for old in rolled.results]
     loop = next(loop for loop in functional_loops(copy) if loop.name == rolled.forward)
-    joinable = read_loop(copy, loop, names, {*keep, *readers})
+    joinable = read_loop(copy, loop, names, {*keep, *readers}, trains=True)
     wanted = list[WantedGradient]()
     for old, x in rolled.wanted(graph):
         if is_read(graph, old, {rolled.forward, rolled.backward}, keep):

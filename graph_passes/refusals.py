@@ -38,6 +38,7 @@ class Reason(Enum):
     )
     LOOP_WITHOUT_BOUND = "recurrent", "the loop has no bound"
     LOOP_BOUND = "recurrent", "the loop's bound '{node}' ({op}) changes while it runs"
+    LOOP_BOUND_LARGE = "recurrent", "its states end it, and its bound is {steps} steps; expected {most} at most"
     LOOP_IN_CALL = "recurrent", "'{node}' ({op}) is in a function that it calls, and the call could not be inlined"
     LOOP_IN_BRANCH = "recurrent", "'{node}' ({op}) is in a branch, and data decides whether the branch runs"
     BEING_TRACED = (
@@ -114,10 +115,7 @@ class Reason(Enum):
     )
     CELL_PART = "recurrent", "'{node}' ({op}) takes units {start} to {end}, not whole columns of {units}"
     CELL_CUTS = "recurrent", "a step cuts '{node}' ({op}) into {count} parts; expected at most {most}"
-    CELL_NUMBERS = (
-        "recurrent",
-        "its states have {count} numbers a row; expected {most} at most, unless all are [batch, width]",
-    )
+    CELL_NUMBERS = "recurrent", "its states have {count} numbers a row; only [batch, width] may have over {most}"
     CELL_NODES = "recurrent", "a step takes {count} ops on single numbers of a row; expected {most} at most"
     BECAUSE_SMALL = "recurrent", "{first}; {because}"
     FEW_ROWS = (
@@ -156,6 +154,7 @@ class Reason(Enum):
             "fix the length, or draw in front of the loop"
         ),
     )
+    STEP_FAILS = "recurrent", "'{node}' ({op}) may fail in a step behind the loop's end; compute it before the loop"
     ROWS_UNALIKE = "recurrent", "'{node}' ({op}) is not known to treat the rows of the batch alike"
     ROWS_LOST = "recurrent", "'{node}' ({op}) does not keep the rows of the batch"
     PART_OF = "recurrent", "'{node}' ({op}) takes a part of {shape}"

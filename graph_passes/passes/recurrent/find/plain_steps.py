@@ -41,7 +41,7 @@ def _steps(graph: Graph, inner: Loop) -> int | None:
         variables = classify(graph, inner)
     except Unreadable:
         return None
-    if variables.going:
+    if variables.going or _has_effects(inner.condition):
         return None
     condition = variables.numbers(graph, inner, inner.condition)
     counts: list[int] = []
@@ -66,13 +66,13 @@ def _without_branches(condition: Function) -> Function:
         given = dict(zip(other.arguments, node.inputs[1:], strict=True)).get(result.node)
         decides = passed(condition.graph, node.inputs[0])
         same = given is not None and passed(condition.graph, given) == decides
-        if (same or scalar_value(other.graph, result) is False) and not any(each.stateful for each in _ops(then)):
+        if (same or scalar_value(other.graph, result) is False) and not (_has_effects(then) or _has_effects(other)):
             condition = _unrolled(condition, node.name, tuple(node.inputs[1:]), then, 1, decides)
     return condition
 
 
-def _ops(function: Function) -> list[Node]:
-    return [node for node in function.graph if node.name not in function.arguments]
+def _has_effects(function: Function) -> bool:
+    return any(node.stateful for node in function.graph if node.name not in function.arguments)
 
 
 def _unrolled(

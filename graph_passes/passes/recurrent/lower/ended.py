@@ -27,11 +27,14 @@ from graph_passes.passes.recurrent.lower.extent import Counted
 from graph_passes.passes.recurrent.lower.hoist import STEP, Hoister
 from graph_passes.passes.recurrent.lower.loop import LoopReader
 from graph_passes.passes.recurrent.lower.prologue import Hoisted
+from graph_passes.passes.recurrent.lower.unreached import may_fail, require_harmless
 from graph_passes.passes.recurrent.match import RecurrentNode, Results
 from graph_passes.refusals import Reason
 
 FIRST = 8  # steps of the first launch; each that follows takes half as many more as the one before
-MOST_LAUNCHES = 10  # the last one takes all that are left
+MOST_LAUNCHES = 10  # the last one takes all that are left, which are no more than a tensor has items
+MOST_STEPS = 1 << 16  # as a bound that is no size of a tensor: users write a large one where they expect none
+_ALL_LAUNCHES = 21  # for as many steps
 _WHOLE: dict[str, AttrValue] = {"T": DataType(SHAPE_DTYPE)}
 
 
@@ -66,22 +69,26 @@ class EndReader(LoopReader):
         drawing = next((node for node in body.graph if node.op in DRAWS), None)
         if drawing is not None:
             raise Unreadable(Reason.SIDE_EFFECTS.of(drawing))
+        self._refuse_unreached()
         self.reader.read([body.results[place] for place in self.variables.states])
         after, initial = self._carried()
-        whole = self._launched(after, initial, list(map(self._before, places)), ())
-        nodes, _, steps = self._until(whole, dict(enumerate(places)))
+        before, counts_alone = list(map(self._before, places)), not self.reader.leaves.sequences
+        whole = self._launched(after, initial, before, ())
+        nodes, _, steps = self._until(whole, dict(enumerate(places)), counts_alone)
         return Counted(tuple(nodes), steps)
 
     def _run(self) -> tuple[list[NewNode | RecurrentNode], Results]:
         """Launches until the loop has ended, and what they give of its steps."""
         prologue, dtype, places = self.prologue, self.dtype, self._places()
+        self._refuse_unreached()
         after, initial, outputs = self._results(of_key(TensorId(f"{self.loop.name}/steps")))  # nothing is equal to it
         before, count = list(map(self._before, places)), len(outputs)
         alone = {number: outputs.index((column,)) for number, column in enumerate(after) if (column,) in outputs}
         others = [number for number in range(len(after)) if number not in alone]
         beside = [tuple(after[number] for number in others)] if others else []
+        counts_alone = not self.reader.leaves.sequences
         whole = self._launched(after, initial, [*outputs, *before, *beside], ())
-        nodes, parts, steps = self._until(whole, dict(enumerate(places, count)))
+        nodes, parts, steps = self._until(whole, dict(enumerate(places, count)), counts_alone)
         end, written = parts[-1][0], len(prologue.nodes)
         nodes[nodes.index(end)] = replace(end, counts=False)
         prologue.end_after(steps)
@@ -111,13 +118,14 @@ class EndReader(LoopReader):
         return prologue.reshape(reached, dtype, (prologue.batch, len(initial) * self.units))
 
     def _until(
-        self, whole: RecurrentNode, before: Mapping[int, int]
+        self, whole: RecurrentNode, before: Mapping[int, int], counts_alone: bool
     ) -> tuple[list[NewNode | RecurrentNode], list[tuple[RecurrentNode, TensorId]], TensorId]:
         """What is to be inserted, the launches of it, each with how many of its steps the loop runs, and all together.
 
         Args:
             whole: a launch of all steps.
             before: its outputs that are states before a step, and which those are.
+            counts_alone: whether its sequence is nothing but the number of steps.
         """
         nodes: list[NewNode | RecurrentNode] = []
         parts: list[tuple[RecurrentNode, TensorId]] = []
@@ -125,9 +133,9 @@ class EndReader(LoopReader):
         going = steps = None
         done = written = 0
         states = whole.directions[0].states
-        for size in _sizes(total):
+        for size in _sizes(total, prologue.time_form.is_size):
             time = self._time(total, done, size, going)
-            launch = self._part(whole, states, total, done, time)
+            launch = self._part(whole, states, total, done, time, counts_alone)
             nodes += [*prologue.nodes[written:], launch]
             written = len(prologue.nodes)
             prologue.time = time
@@ -158,6 +166,13 @@ class EndReader(LoopReader):
             self._refuse_condition()
         return [place for place in places if place in self.variables.states]
 
+    def _refuse_unreached(self) -> None:
+        """Raises Unreadable if steps up to the bound, which the loop may not reach, may fail or are too many."""
+        steps = self.prologue.time
+        if isinstance(steps, int) and steps > MOST_STEPS:
+            raise Unreadable(Reason.LOOP_BOUND_LARGE(steps=steps, most=MOST_STEPS))
+        require_harmless(self.graph, self.loop, self.hoister, self.numbers, self.prologue.time_form)
+
     def _refuse_condition(self) -> None:
         raise Unreadable(Reason.LOOP_CONDITION.of(self.loop.condition.graph[self.variables.going[0].node]))
 
@@ -177,9 +192,9 @@ class EndReader(LoopReader):
         return time if going is None else prologue.once("Mul", [going, prologue.scalar(time)], _WHOLE)
 
     def _part(
-        self, whole: RecurrentNode, states: tuple[TensorId, ...], total: Dim, done: int, time: Dim
+        self, whole: RecurrentNode, states: tuple[TensorId, ...], total: Dim, done: int, time: Dim, counts_alone: bool
     ) -> RecurrentNode:
-        """A launch of `time` steps behind the first `done` ones."""
+        """A launch of `time` steps behind the first `done` ones; `counts_alone`: its sequence says their number."""
         prologue, direction = self.prologue, whole.directions[0]
         first: Dim = done
         if not isinstance(total, int):
@@ -189,6 +204,8 @@ class EndReader(LoopReader):
             for sequence, columns in zip(direction.sequences, whole.cell.sequences, strict=True)
             for rank in (2 if columns else 1,)
         ]
+        if counts_alone:  # up to the bound it might not fit into memory
+            sequences = [prologue.zeros(self.dtype, (time, prologue.batch))]
         name = prologue.name("recurrent_until")
         part = replace(direction, sequences=tuple(sequences), states=states)
         return replace(whole, name=name, directions=(part,), counts=True)
@@ -201,6 +218,9 @@ class EndReader(LoopReader):
             argument = TensorId(self.loop.body.arguments[place])
             given[TensorId(condition.arguments[place])] = self._given(launch, argument, index)
         outside = Hoister(self.graph, self.loop, self.variables, prologue, function=condition, given=given)
+        for node in condition.graph:
+            if may_fail(condition.graph, node, outside):
+                raise Unreadable(Reason.STEP_FAILS.of(node))
         product: TensorId | None = None
         for tensor in self.variables.going:
             if outside.level(tensor) != STEP:
@@ -214,11 +234,17 @@ class EndReader(LoopReader):
         return prologue.once("Sum", [until, prologue.shape([0])], {**kinds, "keep_dims": False})
 
 
-def _sizes(total: Dim) -> list[int | None]:
-    """How many steps each launch takes; None: all that are left."""
+def _sizes(total: Dim, is_size: bool) -> list[int | None]:
+    """How many steps each launch takes; None: all that are left.
+
+    Args:
+        total: the bound.
+        is_size: whether it is known to be as small as a tensor's size.
+    """
     sizes: list[int | None] = []
     size, done = FIRST, 0
-    while len(sizes) < MOST_LAUNCHES - 1 and not (isinstance(total, int) and done + size >= total):
+    most = MOST_LAUNCHES if is_size and not isinstance(total, int) else _ALL_LAUNCHES
+    while len(sizes) < most - 1 and not (isinstance(total, int) and done + size >= total):
         sizes.append(size)
         done, size = done + size, size + size // 2
     return [*sizes, None]

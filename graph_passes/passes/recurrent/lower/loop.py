@@ -135,6 +135,9 @@ class LoopReader:
             if node.stateful and node.op not in harmless and node.name not in summed:
                 reason = Reason.STEP_ASSIGNS if node.op.startswith("Assign") else Reason.SIDE_EFFECTS
                 raise Unreadable(reason.of(node))
+        for node in self.loop.condition.graph:
+            if node.stateful and node.op not in harmless:
+                raise Unreadable(Reason.SIDE_EFFECTS.of(node))
 
     def _run(self) -> tuple[list[NewNode | RecurrentNode], Results]:
         """What runs the steps, and what it gives."""

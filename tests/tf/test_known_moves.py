@@ -20,6 +20,7 @@ from tfmem.steps.known_moves import KnownMoves
 from tfmem.steps.phases import Phase
 
 CALLS = 30  # at most
+MOVE = {**dict.fromkeys(("tensor", "last", "copy_after", "release", "prefetch", "next"), "x"), "recomputed": False}
 TRIED = {Phase.WARMING, Phase.OBSERVING, Phase.TRYING}
 
 
@@ -112,7 +113,7 @@ def test_a_plan_for_another_room_is_not_taken(trained: Any, monkeypatch: pytest.
     assert not trained().known
 
 
-@pytest.mark.parametrize("kind", ["unknown", "no name", "backwards", "twice", "nothing"])
+@pytest.mark.parametrize("kind", ["unknown", "no name", "recomputed", "backwards", "twice", "nothing"])
 def test_a_plan_that_does_not_serve_is_not_taken(
     trained: Any, new_net: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_plan_that_does_not_serve_is_not_taken(
         changed: dict[str, list[Any]] = {
             "unknown": [replace(move, last="elsewhere"), *others],
             "no name": [replace(move, last=["a list"]), *others],  # type: ignore[arg-type]
+            "recomputed": [replace(each, recomputed=not each.recomputed) for each in known.moves],
             "backwards": [replace(move, release=move.next, prefetch=move.last), *others],
             "twice": [move, move, *others],
             "nothing": [],  # over the budget
@@ -144,6 +146,11 @@ def test_a_plan_that_does_not_serve_is_not_taken(
         {"moves": [], "in_use": 1, "step_ns": 0.5},
         {"moves": [], "in_use": 1, "least": "fast"},
         {"moves": [{"tensor": "x"}], "in_use": 1},
+        {"moves": [{**MOVE, "tensor": 5}], "in_use": 1},
+        {"moves": [{**MOVE, "last": ["a list"]}], "in_use": 1},
+        {"moves": [{**MOVE, "recomputed": None}], "in_use": 1},
+        {"moves": [], "in_use": 1, "least": float("nan")},
+        {"moves": [], "in_use": 1, "least": -1.0},
         {"moves": [], "in_use": 1, "more": 1},
     ],
     ids=str,
@@ -151,3 +158,7 @@ def test_a_plan_that_does_not_serve_is_not_taken(
 def test_a_file_of_other_content_is_no_plan(found: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         KnownMoves.read(found)
+
+
+def test_a_file_of_a_plan_is_one() -> None:
+    assert KnownMoves.read({"moves": [MOVE], "in_use": 1, "least": 0.5}).moves[0].tensor == "x"

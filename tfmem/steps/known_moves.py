@@ -11,7 +11,7 @@ On a GPU cuDNN chooses its algorithms again in each process, by the memory that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,15 @@ class KnownMoves:
         """What `asdict` wrote. Raises ValueError, TypeError or KeyError for other content."""
         known = cls(**{**found, "moves": tuple(PlannedMove(**each) for each in found["moves"])})
         numbers = (known.in_use, known.step_ns or 0, known.stall_ns or 0)
-        if not all(type(each) is int and each >= 0 for each in numbers) or type(known.least or 0.0) is not float:
+        least = known.least or 0.0
+        if not all(type(each) is int and each >= 0 for each in numbers):
             raise ValueError("a plan with impossible numbers")
+        if type(least) is not float or not 0 <= least < float("inf"):
+            raise ValueError("a plan with an impossible bound")
+        for move in known.moves:
+            *names, recomputed = astuple(move)
+            if type(recomputed) is not bool or not all(type(name) is str for name in names):
+                raise ValueError("a plan with a move that names no ops")
         return known
 
 

@@ -14,11 +14,11 @@ from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training, mirrored, optimize
 from tfmem.runtime.measured_call import Meter
 
 
-def tried(peaks: Callable[[int, int], int], *seconds: float) -> list[Any]:
+def tried(peaks: Callable[[int, int], int | None], *seconds: float) -> list[Any]:
     """The report of each call where trials take faked bytes and seconds; what is computed stays equal to the bit.
 
     Args:
-        peaks: bytes of the trial of a number under a budget.
+        peaks: bytes of the trial of a number under a budget; None if another call was measured meanwhile.
         seconds: of each trial.
     """
     plain, ours = (Training(mirrored(), 0.5) for _ in range(2))
@@ -39,7 +39,8 @@ def tried(peaks: Callable[[int, int], int], *seconds: float) -> list[Any]:
         if state().plans not in plans:
             plans.append(state().plans)
         number = len(plans) - 1
-        return result, None if known is None else (peaks(number, budget),), seconds[number]
+        peak = None if known is None else peaks(number, budget)
+        return result, None if peak is None else (peak,), seconds[number]
 
     calls, losses, reports = 2 + 4 * len(seconds) + 2, [], []
     tf.random.set_seed(1)
@@ -87,11 +88,20 @@ def plans_that_are_as_fast_as_predicted_end_the_trials() -> None:
     assert not any(note.startswith("plans tried: ") for note in reports[-1].notes)
 
 
+def a_trial_that_cannot_be_measured_is_not_chosen() -> None:
+    """The best one that was measured stays."""
+    reports = tried(lambda number, _: None if number == 2 else 1, 3e3, 1e3, 2e3)
+    assert reports[-1].transfers == of_trial(reports, 1) != of_trial(reports, 2)
+    assert any(note.startswith("not measured: ") for note in reports[-1].notes)
+    assert reports[-1].devices[0].over == 0
+
+
 if __name__ == "__main__":
     run_cases(
         (
             the_fastest_plans_of_all_devices_stay,
             the_fastest_plans_within_the_budget_stay,
             plans_that_are_as_fast_as_predicted_end_the_trials,
+            a_trial_that_cannot_be_measured_is_not_chosen,
         )
     )

@@ -209,10 +209,23 @@ def _disturbed(job: Job, state: Probed | Checking | Watching) -> Transition[Step
     state = replace(state, disturbed=state.disturbed + 1)
     if state.disturbed < PATIENT_CALLS:
         return Transition(Event.DISTURBED, state)
-    final: StepState = state if isinstance(state, Checking | Watching) else settle_best(job, state, state.search).state
+    if isinstance(state, Watching):
+        final: StepState = _best_measured(state)
+    else:
+        final = state if isinstance(state, Checking) else settle_best(job, state, state.search).state
     note = f"not measured: {PATIENT_CALLS} calls ran while another step was measured"
     report = replace(final.report, notes=(*final.report.notes, note))
     return left(job, replace(final, report=report), Event.IMPATIENT)
+
+
+def _best_measured(state: Watching) -> Watching:
+    """`state` with the best trial that was measured; itself if none was."""
+    if not state.trials:
+        return state
+    best = best_of(state.trials)
+    report = measured_replicas(best.report, best.peaks, last=True)
+    notes = tuple(dict.fromkeys((*report.notes, *state.notes)))
+    return replace(state, function=best.function, report=replace(report, notes=notes))
 
 
 def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Transition[StepState]:

@@ -29,6 +29,7 @@ from graph_passes.passes.fuse.schedule_segments import segments, with_regions
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.pipeline import Step, edit_step, plan_step
 from tests.fusion_graphs import UNIT, Nodes, graphs, run_graph, run_plan
+from tests.spmd_graphs import ELEMENTS, steps, training_step
 from tests.tiers import examples
 
 TWICE = "program 1\naxes 0\ntensor float32 1\ninput 0 a0\nadd 0 0\noutput 1 0\n"
@@ -81,6 +82,16 @@ def test_a_segment_makes_at_most_so_many_bytes():
     # o, a and b make 34 bytes, c would make it 59; d alone makes more than 40; e begins the next one
     assert segments(graph, order, 40) == {"o": 0, "a": 0, "b": 0, "c": 1, "d": 2, "e": 3}
     assert set(segments(graph, order, None).values()) == {0}
+
+
+@settings(max_examples=examples(30))
+@given(steps(), st.integers(1, 8))
+def test_equal_lanes_have_equal_segments(net, units):
+    graph = training_step(net)
+    within = segments(graph, [node.name for node in graph], 4 * ELEMENTS * units, lanes=True)
+    for name, number in within.items():
+        if name != "losses":  # which one lane alone computes
+            assert number == within[f"{name.rpartition('/')[0]}/0"]
 
 
 def test_a_region_stands_where_its_last_member_stood():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-import warnings
+from functools import partial
 from typing import Any
+from unittest import mock
 
-from graph_passes.decision import FusionWhy
+from graph_passes.decision import Fusion, FusionWhy
 from graph_passes.passes.fuse.plan import FusionPlan
+from tests.tf.composed_steps import UntilDecided
 from tests.tf.in_replicas import (
     AMPLE,
     BATCH,
@@ -25,7 +28,9 @@ from tests.tf.in_replicas import (
 )
 from tfmem.capture.concrete_function import capture_concrete
 from tfmem.steps.fused_replicas import against_edited, against_fusion
+from tfmem.timing import ab_timing
 
+MOST = 90  # calls until a step has settled
 PASSES = ("recurrent", "fusion", "offload")
 
 
@@ -130,24 +135,203 @@ def back_through_a_peer() -> None:
     require_stitched(ours)
 
 
-def under_a_budget() -> None:
-    """Fused where nothing has to move; a step whose tensors move stays unfused."""
-    report = require_equal(Training(mirrored(), 0.2), Training(mirrored(), 0.2), memory_budget=AMPLE)
-    training = Training(mirrored(), 0.2)
-    step = fused(tf.function(training.in_all), memory_budget=round(0.8 * report.peak_before))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        training.losses(step)
+def within_an_ample_budget() -> None:
+    require_equal(Training(mirrored(), 0.2), Training(mirrored(), 0.2), memory_budget=AMPLE)
+
+
+def not_asked_for() -> None:
+    """Neither where nothing has to move, nor where something has."""
+    training = Training(mirrored())
+    step = tfmem.optimize(tf.function(training.in_all))
+    training.losses(step)
+    assert not tfmem.report(step).regions
+    budget = scarce(Training(mirrored()))
+    step = tfmem.optimize(tf.function(training.in_all), memory_budget=budget, cache_directory="")
+    settled(training, step)
     report = tfmem.report(step)
     assert report.decision == "moved", report
     assert not report.regions
 
 
-def not_asked_for() -> None:
-    training = Training(mirrored())
-    step = tfmem.optimize(tf.function(training.in_all))
+class Gelus(AllReduced):
+    """A net of which regions take much."""
+
+    layers = 6
+
+    def loss(self, x: Any) -> tf.Tensor:
+        for weight in self.weights:
+            x = tf.nn.gelu(x @ weight)
+            if self.rate:
+                x = tf.nn.dropout(x, self.rate, seed=3)
+        return tf.reduce_mean(x**2)
+
+
+class Uneven(Gelus):
+    """A net of which the first device computes more behind a collective."""
+
+    def step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss(x)
+        gradients = tape.gradient(loss, self.weights)
+        summed = tf.distribute.get_replica_context().all_reduce("SUM", gradients, self.options)
+        changes = [0.1 * tf.tanh(gradient) for gradient in summed]
+        for weight, change in zip(self.weights, changes, strict=True):
+            weight.assign_sub(change)
+        return loss, changes[0]
+
+    def in_all(self, x: Any) -> Any:
+        losses, changes = self.strategy.run(self.step, (x,))
+        with tf.device("CPU:0"):
+            more = tf.reduce_mean(tf.exp(changes.values[0]))
+        return self.strategy.reduce("SUM", losses, axis=None) + more
+
+
+def gelus(packed: int = 0, rate: float = 0.0, kind: type[Gelus] = Gelus) -> Gelus:
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=packed)
+    return kind(mirrored(), rate, options)
+
+
+def scarce(training: Training) -> int:
+    """A budget under which tensors of a net have to move."""
+    step = tfmem.optimize(tf.function(training.in_all), memory_budget=AMPLE, cache_directory="")
     training.losses(step)
-    assert not tfmem.report(step).regions
+    return round(0.8 * tfmem.report(step).peak_before)
+
+
+def settled(training: Training, step: Any) -> list[float]:
+    """The losses of a step until it has settled, and of five calls more."""
+    found = training.losses(step)
+    ((managed,),) = [list(each.values()) for each in step._steps.values()]
+    while not managed.settled and len(found) < MOST:
+        managed.wait()
+        found += training.losses(step)
+    assert managed.settled, managed.phase
+    return [*found, *training.losses(step)]
+
+
+def moved(plain: Training, ours: Training, budget: int, regions_win: bool = True, **how: Any) -> Any:
+    """The report of a net that trains within a budget as one without tfmem, to rounding; replicas stay equal."""
+    step, reference = fused(tf.function(ours.in_all), memory_budget=budget, **how), tf.function(plain.in_all)
+    tf.random.set_seed(1)
+    with (
+        mock.patch.object(ab_timing, "ROUNDS", 2),
+        mock.patch.object(ab_timing.Times, "is_faster", property(lambda _: regions_win)),
+    ):
+        found = settled(ours, step)
+    tf.random.set_seed(1)
+    expected = [loss for _ in range(len(found) // 5) for loss in plain.losses(reference)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    require_mirrored(ours.weights)
+    for weight, given in zip(ours.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), given.numpy(), atol=1e-5)
+    report = tfmem.report(step)
+    assert report.decision == "moved", report
+    return report
+
+
+def require_within(report: Any) -> None:
+    """That regions run beside moves, and that the allocator's budget is kept."""
+    require_both(report)
+    (device,) = report.devices
+    assert device.peak_measured == report.peak_measured <= device.budget, report
+    assert not any("OVER BUDGET" in note for note in report.notes), report
+
+
+def require_both(report: Any) -> None:
+    """That regions run beside moves of both devices, equal ones on both."""
+    assert report.fusion_state == Fusion.STITCHED, report
+    assert report.running, report
+    of_second = [record.tensor.startswith("replica_1/") for record in report.transfers]
+    assert len(set(of_second)) == 2 or any("fusion" in record.tensor for record in report.transfers), report
+    ops = [sorted(op for step in region.steps for _, op in step.ops) for region in report.running]
+    assert not any(ops.count(each) % 2 for each in ops if "AssignSubVariableOp" in each), report
+
+
+def beside_moves() -> None:
+    """Timed in turn with what runs without regions; random streams are those without tfmem."""
+    budget = scarce(gelus(rate=0.2))
+    require_within(moved(gelus(rate=0.2), gelus(rate=0.2), budget, tune="full"))
+
+
+def beside_moves_of_unequal_devices() -> None:
+    """What updates a variable is in equal regions, or in none."""
+    plain, ours = gelus(kind=Uneven), gelus(kind=Uneven)
+    require_within(moved(plain, ours, scarce(gelus(kind=Uneven)), tune="full"))
+
+
+def beside_moves_of_several_collectives() -> None:
+    packed = 2 * WIDTH * WIDTH * 4
+    budget = scarce(gelus(packed))
+    require_within(moved(gelus(packed), gelus(packed), budget, tune="fast"))
+
+
+def moves_stay_where_regions_are_slower() -> None:
+    report = moved(gelus(), gelus(), scarce(gelus()), regions_win=False, tune="full")
+    assert report.fusion_state == Fusion.LEFT
+    assert report.fusion.startswith("left unchanged: stitched it t"), report.fusion
+
+
+def beside_moves_as_the_model_chooses() -> None:
+    """Whether measured or not, no call is timed; the budget is kept by plan."""
+    budget = scarce(gelus())
+    for how in ({"tune": "off"}, {"tune": "fast", "observe": False}):
+        report = moved(gelus(), gelus(), budget, **how)
+        assert report.fusion in (FusionWhy.REPLICAS, FusionWhy.SLOWER), report
+        assert report.regions
+        assert report.devices[0].peak_predicted <= budget
+
+
+def beside_moves_of_one_replica() -> None:
+    """Of a strategy's variables, which have one copy."""
+    one = tf.distribute.OneDeviceStrategy("CPU:0")
+    made = [Gelus(one, 0.0, None) for _ in range(3)]
+    for each in made:
+        each.apply = partial(Training.apply, each)  # type: ignore[method-assign]
+    first, plain, ours = made
+    report = moved(plain, ours, scarce(first), tune="full")
+    assert report.running, report.fusion
+    assert not report.devices
+    assert report.peak_measured <= report.budget
+
+
+def fitted(epochs: int, **options: Any) -> tuple[Any, Any]:
+    """A model that `fit` trained for so many epochs, or until it is decided whether regions run; and its logs."""
+    keras.utils.set_random_seed(1)
+    with mirrored().scope():
+        parts = [keras.Input((WIDTH,))]
+        for _ in range(6):
+            parts += [keras.layers.Dense(256), keras.layers.BatchNormalization(), keras.layers.Activation("gelu")]
+        model = keras.Sequential([*parts, keras.layers.Dropout(0.2), keras.layers.Dense(7)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, metrics=["accuracy"], jit_compile=False)
+    until = []
+    if options:
+        fused(model, **options)
+        until = [UntilDecided()] if "memory_budget" in options else []
+    batches = tf.data.Dataset.from_tensors((BATCH, np.arange(ROWS) % 7)).repeat(8)  # each epoch makes an iterator
+    settings = tf.data.Options()
+    settings.autotune.enabled = False  # whose thread sleeps for up to a minute before an iterator can end
+    logs = model.fit(batches.with_options(settings), epochs=epochs, verbose=0, callbacks=until).history
+    return model, logs
+
+
+def models_train_beside_moves() -> None:
+    """With moving averages, metrics and momentum, all equal on both devices."""
+    model, _ = fitted(1, memory_budget=AMPLE, tune="full")
+    budget = round(0.9 * tfmem.report(model).peak_before)
+    del model
+    gc.collect()  # what it holds counts towards the budget
+    with (
+        mock.patch.object(ab_timing, "ROUNDS", 2),
+        mock.patch.object(ab_timing.Times, "is_faster", property(lambda _: True)),
+    ):
+        model, found = fitted(8, memory_budget=budget, tune="full")
+    _, expected = fitted(len(found["loss"]))
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=2e-3)
+    np.testing.assert_allclose(found["accuracy"], expected["accuracy"], atol=0.02)
+    assert require_mirrored([each.value for each in (*model.trainable_variables, *model.optimizer.variables)]) > 16
+    reports = (tfmem.report(model), *tfmem.report(model).others)
+    require_both(next(each for each in reports if each.function == "train"))
 
 
 def trained(library: Any, ours: bool) -> tuple[Any, Any]:
@@ -189,8 +373,16 @@ def models_of_tf_keras_train() -> None:
 
 
 CASES = {
-    "loops": (loops_with_collectives, loops_without, back_through_a_peer, under_a_budget, not_asked_for),
+    "loops": (loops_with_collectives, loops_without, back_through_a_peer, within_an_ample_budget),
     "collectives": (loops_with_other_collectives,),
+    "moves": (not_asked_for, beside_moves, beside_moves_of_unequal_devices),
+    "moves_keras": (models_train_beside_moves,),
+    "other_moves": (
+        beside_moves_of_several_collectives,
+        moves_stay_where_regions_are_slower,
+        beside_moves_as_the_model_chooses,
+        beside_moves_of_one_replica,
+    ),
     "keras": (models_of_keras_train,),
     "tf_keras": (models_of_tf_keras_train,),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.decision import Decision, Fusion, FusionWhy, Missed
+from graph_passes.device_report import DeviceReport
 from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.passes.fuse.schedule_segments import RegionBounds
 from tests.tf import composed_steps
@@ -25,7 +27,7 @@ from tfmem.options import Options
 from tfmem.steps import comparing, composed, fuser
 from tfmem.steps.fuser import Fuser
 from tfmem.steps.phases import Event, Phase
-from tfmem.steps.states import Comparing, Composing
+from tfmem.steps.states import Comparing, Composing, Placed
 from tfmem.steps.variants import Composition, Variants
 from tfmem.timing.ab_timing import Times, Turns
 
@@ -144,7 +146,7 @@ def test_regions_of_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_fault_leaves_the_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise KeyError("on purpose")
 
     unchanged = trained(composed_steps.mlp, 4, memory_budget=1 << 34, passes=("offload",)).report
@@ -254,7 +256,17 @@ def test_calls_in_turn_have_to_stay_within_the_budget(
         fuser=state.fuser,
         variants=variants,
         turns=Turns(),
-        peaks=((False, 70), (True, peak), (True, peak), (False, given_peak), (False, given_peak), (True, 60)),
+        peaks=tuple(
+            (regions, (taken,))
+            for regions, taken in (
+                (False, 70),
+                (True, peak),
+                (True, peak),
+                (False, given_peak),
+                (False, given_peak),
+                (True, 60),
+            )
+        ),
     )
     times = Times(given=2.0, stitched=1.0) if faster else Times(given=1.0, stitched=2.0)
     with warnings.catch_warnings(record=True) as caught:
@@ -274,16 +286,66 @@ def test_regions_whose_calls_in_turn_miss_the_budget_give_way_to_others() -> Non
         compared = composed.decided(state, replace(state.report, peak_measured=95), "stitched").state
     assert isinstance(compared, Comparing)
     times = Times(given=2.0, stitched=1.0)
-    within = replace(compared, peaks=((False, 90), (True, 95)))
+    within = replace(compared, peaks=((False, (90,)), (True, (95,))))
     assert composed.chosen(within, times).state.function == "stitched"
-    move = composed.chosen(replace(compared, peaks=((False, 90), (True, 101))), times)
+    move = composed.chosen(replace(compared, peaks=((False, (90,)), (True, (101,)))), times)
     assert (move.event, move.state) == (Event.COMPOSED, replace(state, compositions=state.compositions[1:], step=None))
+
+
+def test_budgets_of_several_devices_count_together() -> None:
+    def report(*peaks: int) -> tfmem.Report:
+        budgets = (100, 50, None)
+        devices = (
+            DeviceReport(f"GPU:{place}", budget, 500, 0, peak)
+            for place, (budget, peak) in enumerate(zip(budgets, peaks, strict=True))
+        )
+        return replace(composing(1).report, devices=tuple(devices))
+
+    within = report(90, 50, 900)
+    assert composed.more_over(within, report(100, 40, 900)) == 0
+    assert composed.more_over(within, report(102, 53, 900)) == 5
+    assert composed.more_over(report(107, 50, 900), report(102, 53, 900)) == 0
+    state = replace(composing(1), report=within)
+    stitched = report(80, 60, 900)
+    with mock.patch.object(composed, "is_deterministic", return_value=False):
+        move = composed.decided(state, stitched, "stitched")
+    assert move.state.report.fusion == "left unchanged: stitched it would take 10 bytes more than the budget"
+    compared = Comparing(
+        function="moved",
+        report=within,
+        fuser=state.fuser,
+        variants=Variants("stitched", mock.Mock(), mock.Mock(), "", "key", report=report(80, 40, 900)),
+        peaks=((False, (90, 50, 900)), (True, (95, 51, 900))),
+    )
+    left = composed.chosen(compared, Times(given=2.0, stitched=1.0)).state
+    assert (left.function, left.devices) == ("moved", ("/device:GPU:0", "/device:GPU:1", "/device:GPU:2"))
+    assert left.report.fusion == "left unchanged: stitched it takes 1 bytes more than the budget"
+
+
+@pytest.mark.parametrize(
+    ("passes", "workers", "why"), [(PASSES, True, FusionWhy.PLANNED), (None, False, FusionWhy.DISTRIBUTED)]
+)
+def test_replicas_whose_tensors_move_are_left(passes: Any, workers: bool, why: FusionWhy) -> None:
+    engine = make_engine(Options(memory_budget=100, passes=passes, cache_directory=""))
+    settings = replace(engine.settings, passes=(*engine.settings.passes, "fusion"))  # by default on a GPU
+    job = mock.Mock(engine=engine.under(settings))
+    job.trace.concrete.graph.name = "step"
+    report = replace(engine.settings.unplanned("step"), decision=Decision.MOVED)
+    placed = Placed(function="moved", report=report, unchanged=False)
+    with (
+        mock.patch.object(comparing, "board_of", return_value=mock.Mock() if workers else None),
+        mock.patch.object(comparing, "decline"),
+        pytest.warns(tfmem.TfmemWarning, match="was to be stitched, but is") if passes else nullcontext(),
+    ):
+        move = comparing.fuse(job, placed)
+    assert (move.event, move.state.function, move.state.report.fusion) == (Event.STAYS, "moved", why)
+    assert f"to have it stitched, {why.cure}" in move.state.report.notes
 
 
 def test_a_single_call_over_the_budget_is_told() -> None:
     state = composing(1)
     variants = Variants("stitched", mock.Mock(), mock.Mock(), "", "key", report=replace(state.report, peak_measured=80))
-    peaks = ((True, 81), (True, 107), (True, 80), (False, 90))
+    peaks = tuple((regions, (taken,)) for regions, taken in ((True, 81), (True, 107), (True, 80), (False, 90)))
     compared = Comparing(
         function="moved", report=state.report, fuser=state.fuser, variants=variants, turns=Turns(), peaks=peaks
     )

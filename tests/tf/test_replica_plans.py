@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from graph_passes.analysis.memory.observe import Sample
 from graph_passes.decision import Decision, Missed
 from graph_passes.errors import HostMemoryError, InfeasibleBudgetError, ReplicasError
 from graph_passes.graph.ir import Function, Graph, Node
+from graph_passes.passes.offload.options import Effort
 from graph_passes.pipeline import Step
 from graph_passes.report import Report
 from tests.spmd_graphs import Spmd, training_step
@@ -20,18 +22,23 @@ from tfmem.api import make_engine
 from tfmem.options import Options
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.estimate import TimedCosts
+from tfmem.steps import planning
 from tfmem.steps.lane_trials import LaneTrial, best_of, same, worth_running
 from tfmem.steps.replicas import (
     budgets_on_devices,
     describe_replicas,
     estimated,
+    in_use_on_devices,
     measured_replicas,
     plan_replicas,
     probes_of,
     replanned,
     timed_lanes,
     undivided,
+    usual_replicas,
 )
+from tfmem.steps.rooms import LaneRooms, room_of
+from tfmem.steps.states import Given
 
 NET = Spmd((2, 3, 1, 2, 4), (0, 0, 0, 1, 2), 2, 2)
 AMPLE = 1 << 34
@@ -153,6 +160,63 @@ def test_peaks_that_were_measured_are_in_the_report(engine: Engine) -> None:
     assert isinstance(missed.notes[0], Missed)
     assert "OVER BUDGET" in str(missed.devices[0])
     assert not isinstance(measured_replicas(report, [(budget,)], last=False).notes[0], Missed)
+
+
+def test_a_single_call_over_the_budget_of_a_device_is_told_as_such(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    report = describe_replicas(step, plan_replicas(step, engine, {"CPU:0": AMPLE}), engine, "train")
+    devices = tuple(replace(report.devices[0], device=f"GPU:{place}", budget=100) for place in range(2))
+    settled = measured_replicas(replace(report, devices=devices), [(90, 80)], last=True)
+    found = usual_replicas(settled, [(70, 95), (70, 110), (70, 85)])
+    assert [device.peak_measured for device in found.devices] == [90, 95]
+    assert found.notes[-1] == "over budget (while plans were tried, not since) by 10 bytes on GPU:1"
+    for _ in range(2):  # told once, however often it is measured
+        found = usual_replicas(found, [(105, 85), (104, 85), (70, 85)])
+    assert [note for note in found.notes if isinstance(note, Missed)] == ["OVER BUDGET by 4 bytes on GPU:0"]
+
+
+def test_what_is_in_use_while_no_step_runs_counts(engine: Engine) -> None:
+    step = Step.read(on_cpus(training_step(NET)))
+    held = AMPLE // 2
+    plans = plan_replicas(step, engine, {"CPU:0": AMPLE}, in_use={"CPU:0": held})
+    assert {each.pool.in_use for each in plans} == {held}
+    budgets = {"CPU:0": scarce(step, engine)}
+    room = LaneRooms(0, budgets, in_use_on_devices(step.graph, engine))
+    found = room.predicted(mock.Mock(step=step), engine)
+    slowest = max(each.plan.after.seconds for each in plan_replicas(step, engine, budgets, effort=Effort.GREEDY))
+    assert found.moved == slowest > found.unlimited > 0
+    with pytest.raises(InfeasibleBudgetError):
+        replace(room, in_use={"CPU:0": budgets["CPU:0"]}).predicted(mock.Mock(step=step), engine)
+
+
+def test_a_segment_is_a_share_of_the_smallest_budget_of_a_device(engine: Engine) -> None:
+    job = mock.Mock(engine=engine)
+    job.trace.step = Step.read(on_cpus(training_step(NET)))
+    room = room_of(job)
+    assert isinstance(room, LaneRooms)
+    assert (room.budgets, room.least) == ({"CPU:0": 1 << 30}, 1 << 29)  # two devices take their memory from CPU:0
+
+
+@pytest.mark.parametrize("must_fit", [False, True])
+def test_regions_without_a_plan_are_refused_where_a_step_without_them_is_left(must_fit: bool) -> None:
+    """Without regions there is a plan: a step that has them must not run beyond the budget."""
+    for regions in (False, True):
+        job = mock.MagicMock()
+        state = Given(function=None, report=job.report)
+        job.trace.step.graph = Graph([Node("fusion_0", "TfmemFusion" if regions else "MatMul")])
+        job.engine.settings.must_fit = must_fit
+        job.trace.step.shared = "'all' (CollectiveReduceV2) waits for other replicas"
+        refused = InfeasibleBudgetError("too small", 9, "op")
+        with (
+            mock.patch.object(planning, "budgets_on_devices"),
+            mock.patch.object(planning, "undivided", return_value=""),
+            mock.patch.object(planning, "plan_replicas", side_effect=refused),
+            mock.patch.object(planning, "left") as left,
+            mock.patch.object(planning, "replace"),
+            pytest.raises(InfeasibleBudgetError) if must_fit or regions else nullcontext(),
+        ):
+            planning._of_replicas(job, state)
+        assert left.called is not (must_fit or regions)
 
 
 def test_a_report_is_about_the_device_that_is_furthest_over_its_budget(engine: Engine) -> None:

@@ -69,6 +69,8 @@ def test_what_has_no_plan_runs_or_is_refused(cases: str) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cases", ["loops", *long("keras", "collectives", "tf_keras")])
+@pytest.mark.parametrize(
+    "cases", ["loops", "moves", *long("other_moves", "moves_keras", "keras", "collectives", "tf_keras")]
+)
 def test_two_fused_replicas(cases: str) -> None:
     require_equal("fused_replicas", cases)

@@ -42,10 +42,11 @@ from tfmem.steps import xla_runner
 from tfmem.steps.after_grappler import LEAVE_OUT, unstitched, with_fusion
 from tfmem.steps.agreed_fusion import agreed_times, board_of, decline, declined, kept_by_others
 from tfmem.steps.composed import chosen, composed
-from tfmem.steps.fused_replicas import against_fusion
+from tfmem.steps.fused_replicas import against_fusion, untimed
 from tfmem.steps.fuser import Fuser, shared
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Transition
+from tfmem.steps.rooms import room_of
 from tfmem.steps.states import Comparing, Composing, Failed, Fusing, Placed, Settled, StepState, Tuning
 from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Copies, NotCopiedError
@@ -76,13 +77,8 @@ def fuse(job: Job, state: Placed) -> Transition[StepState]:
         return Transition(Event.STAYS, Settled(**shared(state)))
     options = engine.settings.options
     timed = options.observe and options.fusion.tune != "off"
-    if not state.unchanged and (trace.shared or trace.of_replicas):
-        report = unstitched(state.report, engine, FusionWhy.PLANNED)
-        return Transition(Event.STAYS, Settled(**shared(replace(state, report=report))))
     if not state.unchanged:
-        fuser = Fuser(engine, trace, with_xla=False)
-        plan = partial(composed, fuser, job.limit, engine.memory.in_use)
-        return _planned_by(fuser, state, plan, timed and options.fusion.tune == "fast")
+        return _beside_moves(job, state, timed and options.fusion.tune == "fast")
     with_xla = bool(trace.jit_compile) and not trace.replacements.matches
     wanted = options.fusion.xla and not engine.settings.loops_alone
     xla = may_run(trace, timed, engine.settings.must_fit, wanted)
@@ -121,6 +117,26 @@ def _tries_loops(engine: Engine, trace: Trace, state: Placed) -> bool:
         return False
 
 
+def _beside_moves(job: Job, state: Placed, in_thread: bool) -> Transition[StepState]:
+    """What follows where tensors move: regions that leave room for moves, or none of a step that several workers run.
+
+    Where the user asked for fusion, replicas of one process are stitched on all devices.
+    """
+    engine, trace = job.engine, job.trace
+    mirrored = trace.shared or trace.of_replicas
+    if mirrored and board_of(engine, trace) is not None:
+        return _without_regions(engine, state, FusionWhy.PLANNED)
+    if mirrored and "fusion" not in (engine.settings.options.passes or ()):
+        return _without_regions(engine, state, FusionWhy.DISTRIBUTED)
+    fuser = Fuser(engine, trace, with_xla=False, mirrored=mirrored)
+    return _planned_by(fuser, state, partial(composed, fuser, room_of(job)), in_thread)
+
+
+def _without_regions(engine: Engine, state: StepState, why: FusionWhy) -> Transition[StepState]:
+    report = unstitched(state.report, engine, why)
+    return Transition(Event.STAYS, Settled(**shared(replace(state, report=report))))
+
+
 def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in_thread: bool) -> Transition[StepState]:
     """What follows once `plan` has found the regions of the step: a thread's work, or done now."""
     if in_thread:
@@ -147,8 +163,7 @@ def _of_replicas(fuser: Fuser, state: StepState, timed: bool) -> Transition[Step
     try:
         why = against_fusion(trace.optimized(), engine.settings.feed_shapes, agree=board is not None)
         if not why:
-            untimed = replace(engine.settings.options, fusion=replace(engine.settings.options.fusion, tune="off"))
-            fuser = replace(fuser, engine=engine.under(replace(engine.settings, options=untimed)), mirrored=True)
+            fuser = replace(fuser, engine=untimed(engine), mirrored=True)
             if timed and trace.draws:
                 graphs = trace.drawing()
                 fuser = replace(fuser, graphs=graphs)
@@ -164,14 +179,20 @@ def _of_replicas(fuser: Fuser, state: StepState, timed: bool) -> Transition[Step
     elif board is not None:
         why = kept_by_others(board, engine, trace, found.plan, timed)
     if why or found.variants is None:
-        if why != FusionWhy.NOTHING:
-            engine.notices.warn("fusion", f"{trace.name} was to be stitched, but is {why}", f"{LEAVE_OUT}; {SEE}")
+        _tell(fuser, why)
         return fuser.settled(state, why)
     if not timed:
         return fuser.stitched(state, found.variants, FusionWhy.REPLICAS)
     if board is None and (times := fuser.known.find(found.variants.key)) is not None:
         return fuser.chosen(state, found.variants, times, "; known from the cache", Event.STAYS)
     return Transition(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=found.variants, turns=Turns()))
+
+
+def _tell(fuser: Fuser, why: str) -> None:
+    """Warn a user who asked for fusion of replicas that the step is not stitched."""
+    if why != FusionWhy.NOTHING:
+        told = f"{fuser.trace.name} was to be stitched, but is {why}"
+        fuser.engine.notices.warn("fusion", told, f"{LEAVE_OUT}; {SEE}")
 
 
 def planned(state: Fusing) -> Transition[StepState]:
@@ -192,6 +213,8 @@ def decide(fuser: Fuser, state: StepState, found: Found) -> Transition[StepState
     if variants is None:
         if found.why is FusionWhy.NO_ROOM:
             state = replace(state, report=unstitched(state.report, fuser.engine, FusionWhy.NO_ROOM))
+        elif fuser.mirrored:
+            _tell(fuser, found.why)
         move = fuser.settled(state, found.why)
         return move if fuser.with_xla else then_xla(fuser, move)
     if fuser.with_xla and (is_deterministic() or variants.noticed):
@@ -310,14 +333,15 @@ def take_turn(
     """One of the step's own calls, timed: its result, and what follows."""
     stitched = turns.stitched
     run = partial(call_traced, state.variants.function if stitched else state.function, args, kwargs)
-    within_budget = state.variants.report is not None
+    meter, within_budget = state.fuser.engine.meter, state.variants.report is not None
+    devices = state.devices or (meter.target.name,)
     wait_for_devices()  # a call ends before the GPU has run what it enqueued
     began = time.perf_counter()
-    result, peak = state.fuser.engine.meter.watched(run) if within_budget else (run(), None)
+    result, peaks = meter.watched_on(devices, run) if within_budget else (run(), None)
     wait_for_devices()
     times = turns.add(time.perf_counter() - began)
-    if peak is not None:
-        state = replace(state, peaks=(*state.peaks, (stitched, peak)))
+    if peaks is not None:
+        state = replace(state, peaks=(*state.peaks, (stitched, peaks)))
     if times is None:
         return result, Transition(Event.UNCLEAR, state)
     board = board_of(state.fuser.engine, state.fuser.trace)

@@ -1,4 +1,4 @@
-"""A step in which tensors move, with regions: both within one budget.
+"""A step in which tensors move, with regions: both within one budget, or the budgets of all devices of replicas.
 
     the step without regions, its moves settled      its predicted peak keeps within the budget; it runs meanwhile
     regions of segments of its schedule              `graph_passes/passes/fuse/schedule_segments.py`
@@ -8,6 +8,9 @@
 
 Regions change what moves: what is handed from kernel to kernel is no buffer, and what a region reads stays until it
 ends. So moves that were planned for the step without regions do not serve the step with them.
+
+Replicas that keep equal variables have regions that are equal on all devices where these follow a collective
+(`graph_passes/passes/fuse/equal_kernels.py`), and moves of each device.
 """
 
 from __future__ import annotations
@@ -20,17 +23,20 @@ from typing import Any
 
 from custom_ops.background import go_on
 from graph_passes.decision import Decision, FusionWhy, Missed, Xla
+from graph_passes.device_report import DeviceReport, Peaks
 from graph_passes.errors import BudgetError
 from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.passes.fuse.schedule_segments import DIVISIONS, segments, with_regions
-from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.report import Report, measured
+from tfmem.capture.concrete_function import with_places
 from tfmem.devices import conditions, is_deterministic
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.estimate import estimate
 from tfmem.steps import after_grappler
+from tfmem.steps.fused_replicas import against_edited, untimed
 from tfmem.steps.fuser import Fuser, shared
 from tfmem.steps.phases import Event, Transition
+from tfmem.steps.replicas import usual_replicas
+from tfmem.steps.rooms import Predicted, Room
 from tfmem.steps.states import Comparing, Composing, StepState
 from tfmem.steps.trace import Trace
 from tfmem.steps.variants import Composition, Found, Variants
@@ -43,11 +49,11 @@ GOOD_ENOUGH = 1.02  # times the ops' own run times: smaller regions have nothing
 
 @dataclass(frozen=True)
 class _Candidate:
-    """Regions of the step, and the moves that the cost model plans among them."""
+    """Regions of the step, and what it takes with the moves that the cost model plans among them."""
 
     trace: Trace
     done: FusionPlan
-    moves: OffloadPlan
+    predicted: Predicted
 
     @property
     def members(self) -> set[tuple[str, ...]]:
@@ -63,7 +69,7 @@ def memory_engine(engine: Engine) -> Engine:
     return replace(engine, settings=settings, notices=notices)
 
 
-def composed(fuser: Fuser, budget: int, in_use: int, report: Report) -> Found:
+def composed(fuser: Fuser, room: Room, report: Report) -> Found:
     """Regions that leave room for a plan: those that are predicted to be the fastest, and others in their stead.
 
     Divisions are planned until nothing is left to gain, and once more: the measured step may need more memory than the
@@ -71,21 +77,25 @@ def composed(fuser: Fuser, budget: int, in_use: int, report: Report) -> Found:
 
     Args:
         fuser: the step, whose moves are settled.
-        budget: bytes.
-        in_use: bytes of the device's memory that are taken while no step runs.
+        room: the memory of its devices.
         report: of the step without regions.
     """
     found: list[_Candidate] = []
+    why: str = FusionWhy.NO_ROOM
     step, tried, good = fuser.trace.step, list[object](), False
     nothing: FusionPlan | None = None
     for division in DIVISIONS:
         go_on()
-        within = segments(step.graph, step.order, None if division.share is None else budget // division.share)
+        most = None if division.share is None else room.least // division.share
+        within = segments(step.graph, step.order, most, lanes=bool(step.shared))
         if (within, division.calls) in tried:
             continue
         tried.append((within, division.calls))
-        candidate = _candidate(fuser, budget, in_use, within, division.calls)
-        if candidate is None or any(candidate.members == each.members for each in found):
+        candidate = _candidate(fuser, room, within, division.calls)
+        if isinstance(candidate, str):
+            why = candidate if why == FusionWhy.NO_ROOM else why
+            continue
+        if any(candidate.members == each.members for each in found):
             continue
         if not candidate.done.regions:
             nothing = candidate.done
@@ -93,32 +103,33 @@ def composed(fuser: Fuser, budget: int, in_use: int, report: Report) -> Found:
         found.append(candidate)
         if good or len(found) == MOST:
             break
-        good = candidate.moves.after.seconds <= GOOD_ENOUGH * candidate.moves.before.seconds
+        good = candidate.predicted.moved <= GOOD_ENOUGH * candidate.predicted.unlimited
     if not found and nothing is not None:
         return Found(after_grappler.with_regions(report, nothing, report.fusion))
     if not found:
-        return Found(report, why=FusionWhy.NO_ROOM)
-    found.sort(key=lambda candidate: candidate.moves.after.seconds)
+        return Found(report, why=why)
+    found.sort(key=lambda candidate: candidate.predicted.moved)
     return Found(report, composed=tuple(Composition(each.trace, each.done) for each in found))
 
 
-def _candidate(fuser: Fuser, budget: int, in_use: int, within: Mapping[str, int], calls: bool) -> _Candidate | None:
-    """Regions of these segments, with the moves that they need; None if there is no plan."""
-    engine = fuser.engine
-    kernels = fuser.kernels()  # by the cost model: several plans are made, of which one runs
-    stitched = partial(after_grappler.stitched, segments=within, kernels=kernels, calls=calls)
-    captured, done = stitched(fuser.trace.to_stitch(), engine)
+def _candidate(fuser: Fuser, room: Room, within: Mapping[str, int], calls: bool) -> _Candidate | str:
+    """Regions of these segments, with the moves that they need; why there are none if no plan can run."""
+    engine, given = fuser.engine, fuser.trace.to_stitch()
+    stitched = partial(after_grappler.stitched, segments=within, calls=calls)
+    if fuser.mirrored:
+        captured, done = stitched(with_places(given, fuser.trace.concrete), untimed(engine), mirrored=True)
+        if why := against_edited(captured, done, engine.settings.feed_shapes):
+            return why
+    else:  # by the cost model: several plans are made, of which one runs
+        captured, done = stitched(given, engine, kernels=fuser.kernels())
     members = {region.name: region.schedule.members for region in done.regions}
     captured = replace(captured, creation_order=with_regions(fuser.trace.step.order, members))
     trace = fuser.trace.variant(captured, memory_engine(engine))
     trace.read()
-    timeline = trace.step.timeline(
-        estimate(engine.settings.target, in_use, workspace=not engine.settings.target.is_gpu)
-    )
     try:
-        return _Candidate(trace, done, trace.plan(timeline, budget))
+        return _Candidate(trace, done, room.predicted(trace, engine))
     except BudgetError:
-        return None
+        return FusionWhy.NO_ROOM
 
 
 def gave_up(state: Composing, error: Exception) -> Transition[StepState]:
@@ -157,8 +168,10 @@ def decided(state: Composing, report: Report, function: Any) -> Transition[StepS
         (is_deterministic(), FusionWhy.DETERMINISTIC),
         (not options.observe, FusionWhy.BY_MODEL),
     ):
+        if holds and saves:
+            return fuser.stitched(state, variants, FusionWhy.REPLICAS if fuser.mirrored else why)
         if holds:
-            return fuser.stitched(state, variants, why) if saves else fuser.settled(state, FusionWhy.SLOWER)
+            return fuser.settled(state, FusionWhy.SLOWER)
     if (times := fuser.known.find(variants.key)) is not None:
         return fuser.chosen(state, variants, times, "; known from the cache", Event.STAYS)
     return Transition(
@@ -176,15 +189,23 @@ def _variants(state: Composing, report: Report, function: Any) -> Variants:
         passes=engine.settings.passes,
         peak_before=given.peak_before,
         curve_before=given.curve_before,
+        devices=tuple(_as_before(found, given.devices) for found in report.devices),
         regions=given.regions,
         not_stitched=given.not_stitched,
         not_replaced=given.not_replaced,
         jit_compile=Xla.STITCHED if unmoved and given.jit_compile else given.jit_compile,
     )
     moved = [(each.tensor, each.release_before, each.prefetch_before) for each in (*given.transfers, *report.transfers)]
-    facts = {**conditions(engine.settings.target), "budget": engine.settings.budget, "moved": moved}
+    budgets = [found.budget for found in report.devices] or engine.settings.budget
+    facts = {**conditions(engine.settings.target), "budget": budgets, "moved": moved}
     key = key_of(state.fuser.known, state.compositions[0].trace.optimized().graph_def, facts)
     return Variants(function, state.function, function, "", key, report=report, kept=(state.step,))
+
+
+def _as_before(found: DeviceReport, given: Sequence[DeviceReport]) -> DeviceReport:
+    """`found` with the peak of the unmodified step."""
+    before = next((each.peak_before for each in given if each.device == found.device), found.peak_before)
+    return replace(found, peak_before=before)
 
 
 def chosen(state: Comparing, times: Times) -> Transition[StepState]:
@@ -212,11 +233,14 @@ def chosen(state: Comparing, times: Times) -> Transition[StepState]:
     return move
 
 
-def _watched(report: Report, peaks: Sequence[int]) -> Report:
+def _watched(report: Report, peaks: Sequence[tuple[int, ...]]) -> Report:
     """`report` with the usual peak of later calls. A single one may have met what the other version left."""
     if not peaks:
         return report
-    usual, most = (size + report.peak_uncounted for size in (median_low(peaks), max(peaks)))
+    if report.devices:
+        return usual_replicas(report, peaks)
+    taken = [peak for (peak,) in peaks]
+    usual, most = (size + report.peak_uncounted for size in (median_low(taken), max(taken)))
     over = most - (report.budget or most)
     missed = Missed.of(f" by {over:,} bytes, in calls in turn with the other version") if over > 0 else None
     if usual > (report.peak_measured or 0):
@@ -228,10 +252,15 @@ def _watched(report: Report, peaks: Sequence[int]) -> Report:
 
 
 def more_over(given: Report, report: Report) -> int:
-    """Bytes by which another version of a step is over the budget, unless the given one is over it by more; else 0."""
-    peaks = [each.peak_predicted if each.peak_measured is None else each.peak_measured for each in (given, report)]
-    over = [max(0, peak - (given.budget or 0)) for peak in peaks]
-    return over[1] if over[1] > over[0] else 0
+    """Bytes by which another version of a step is over the budget, unless the given one is over it by more; else 0.
+    Where there are several devices, over their budgets together."""
+    before, after = (sum(map(_over, each.devices or (each,))) for each in (given, report))
+    return after if after > before else 0
+
+
+def _over(found: Peaks) -> int:
+    peak = found.peak_predicted if found.peak_measured is None else found.peak_measured
+    return 0 if found.budget is None else max(0, peak - found.budget)
 
 
 def _noted(given: Report, report: Report) -> Report:

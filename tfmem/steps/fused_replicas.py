@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from graph_passes.analysis.peers import meetings, waits_for_itself
 from graph_passes.decision import FusionWhy
 from graph_passes.errors import GraphError
@@ -10,9 +12,17 @@ from graph_passes.graph.ir import Graph
 from graph_passes.passes.fuse.plan import FusionPlan
 from tfmem.capture.build import FeedShapes, shaped_graph
 from tfmem.capture.captured import Captured
+from tfmem.runtime.engine import Engine
 from tfmem.steps.replicas import waits_for_others
 
 _SHOWN = 6  # nodes of a cycle that a report names
+
+
+def untimed(engine: Engine) -> Engine:
+    """`engine`, under which the cost model alone chooses kernels, so that they are equal on all replicas."""
+    options = engine.settings.options
+    options = replace(options, fusion=replace(options.fusion, tune="off"))
+    return engine.under(replace(engine.settings, options=options))
 
 
 def against_fusion(captured: Captured, shapes: FeedShapes, agree: bool = False) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.graph.ops import has_regions
 from graph_passes.passes.offload.options import Effort
 from graph_passes.plan_file import Plan
 from graph_passes.refusals import Reason
@@ -209,7 +210,7 @@ def _of_replicas(job: Job, state: StepState) -> Transition[StepState]:
     try:
         plans = plan_replicas(job.trace.step, job.engine, budgets, effort=effort)
     except InfeasibleBudgetError as error:
-        if job.engine.settings.must_fit:
+        if job.engine.settings.must_fit or has_regions(job.trace.step.graph):  # without regions there is a plan
             raise error.with_split(str(Reason.SPLIT_SHARED(detail=job.trace.step.shared))) from error
         notes = (*state.report.notes, f"memory was not planned: {error}")
         return left(job, replace(state, report=replace(state.report, notes=notes)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median_low
 
 import tensorflow as tf
 
@@ -101,6 +102,7 @@ def plan_replicas(
     margins: Mapping[str, int] | None = None,
     costs: CostModel | None = None,
     effort: Effort = Effort.SEARCHED,
+    in_use: Mapping[str, int] | None = None,
 ) -> tuple[LanePlan, ...]:
     """A plan for each device.
 
@@ -111,6 +113,7 @@ def plan_replicas(
         margins: bytes of the budgets that plans leave free; see `Pool`.
         costs: what ops take; None for the estimate.
         effort: how long each plan is looked for.
+        in_use: bytes by allocator that are taken while no step runs; by default what is in use now.
 
     Raises:
         InfeasibleBudgetError: no plan for one of the devices keeps within the budget.
@@ -120,7 +123,7 @@ def plan_replicas(
     """
     # What cuDNN takes is an upper estimate. Without a budget of the user's it must not make tensors move.
     timeline = step.timeline(costs or estimated(engine))
-    pools = _pools(step.graph, engine, budgets, margins or {})
+    pools = _pools(step.graph, engine, budgets, margins or {}, in_use or in_use_on_devices(step.graph, engine))
     default = next(iter(lanes(step.graph)), "")
     options = engine.settings.options.offload
     elsewhere = "" if engine.workers.board() is not None else waits_for_others(step.graph)
@@ -177,16 +180,27 @@ def timed_lanes(plans: Sequence[LanePlan], samples: Sequence[Sequence[Sample]]) 
     return found
 
 
-def _pools(graph: Graph, engine: Engine, budgets: Mapping[str, int | None], margins: Mapping[str, int]) -> list[Pool]:
-    """The memory of all lanes, as it is now."""
+def in_use_on_devices(graph: Graph, engine: Engine) -> dict[str, int]:
+    """Bytes that are taken now of each allocator of a step."""
+    library = engine.library
+    names = pools_of(graph, pool_name)
+    return {name: max(0, memory(library, find_target(name, library).name).bytes_in_use) for name in names}
+
+
+def _pools(
+    graph: Graph,
+    engine: Engine,
+    budgets: Mapping[str, int | None],
+    margins: Mapping[str, int],
+    in_use: Mapping[str, int],
+) -> list[Pool]:
+    """The memory of all lanes."""
     library, found = engine.library, pools_of(graph, pool_name)
     targets = [find_target(name, library) for name in found]
     links = links_together(targets, library, engine.settings.options.offload.spill_directory)
     return [
-        Pool(
-            name, devices, budgets[name], max(0, memory(library, target.name).bytes_in_use), link, margins.get(name, 0)
-        )
-        for (name, devices), target, link in zip(found.items(), targets, links, strict=True)
+        Pool(name, devices, budgets[name], in_use[name], link, margins.get(name, 0))
+        for (name, devices), link in zip(found.items(), links, strict=True)
     ]
 
 
@@ -266,6 +280,29 @@ def replanned(
             raise
         return None
     return None if [each.plan.actions for each in found] == [each.plan.actions for each in plans] else found
+
+
+def usual_replicas(report: Report, peaks: Sequence[Sequence[int]]) -> Report:
+    """`report` with the usual peaks of later calls. A single call may have met what another version of the step left.
+
+    Args:
+        report: of `measured_replicas`.
+        peaks: of each later call, the bytes of each device.
+    """
+    usual = [
+        max(median_low(taken), (found.peak_measured or 0) - found.peak_uncounted)
+        for found, taken in zip(report.devices, zip(*peaks, strict=True), strict=True)
+    ]
+    report = replace(report, notes=tuple(note for note in report.notes if not isinstance(note, Missed)))
+    most = _missed(measured_replicas(report, peaks, last=True))
+    report = measured_replicas(report, [usual], last=True)
+    if most is None or _missed(report) is not None:
+        return report
+    return replace(report, notes=(*report.notes, most.once))
+
+
+def _missed(report: Report) -> Missed | None:
+    return next((note for note in report.notes if isinstance(note, Missed)), None)
 
 
 def measured_replicas(report: Report, peaks: Sequence[Sequence[int]], last: bool) -> Report:

@@ -46,6 +46,11 @@ class StepState:
     kept: tuple[Any, ...] = ()
     disturbed: int = 0
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of a step that was planned for several, as TensorFlow names them."""
+        return tuple(f"/device:{found.device}" for found in self.report.devices)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Given(StepState):
@@ -206,11 +211,6 @@ class Watching(StepState):
     waiting: tuple[Lanes, ...] = ()
     trials: tuple[LaneTrial, ...] = ()
 
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The devices, as TensorFlow names them."""
-        return tuple(f"/device:{found.device}" for found in self.report.devices)
-
 
 @dataclass(frozen=True, kw_only=True)
 class WatchingTogether(Watching):
@@ -276,7 +276,7 @@ class Comparing(StepState):
         copies: of the step's variables.
         work: a thread that makes the copies of a large step, and runs the variants once; None: a call does.
         turns: of the step's own calls, where it cannot run on copies.
-        peaks: of such calls under a budget: whether they ran with regions, and the bytes that they took.
+        peaks: of such calls under a budget: whether they ran with regions, and the bytes that they took of each device.
         instead: what follows where these calls miss the budget with the regions: others may need less.
     """
 
@@ -287,7 +287,7 @@ class Comparing(StepState):
     copies: Copies | None = None
     work: Work[Copies] | None = None
     turns: Turns | None = None
-    peaks: tuple[tuple[bool, int], ...] = ()
+    peaks: tuple[tuple[bool, tuple[int, ...]], ...] = ()
     instead: Composing | None = None
 
 

@@ -43,23 +43,27 @@ DIVISIONS = (
 )
 
 
-def segments(graph: Graph, order: Sequence[str], most: int | None) -> dict[str, int]:
+def segments(graph: Graph, order: Sequence[str], most: int | None, lanes: bool = False) -> dict[str, int]:
     """The segment of each node of a schedule.
 
     Args:
         graph: the graph.
         order: its schedule.
         most: bytes that the ops of a segment make together, unless a single op makes more; None: no limit.
+        lanes: whether each device has separate segments, so that equal lanes have equal ones.
     """
     found: dict[str, int] = {}
-    number = made = 0
+    default = next((node.device for node in graph if node.device), "") if lanes else ""
+    last: dict[str, tuple[int, int]] = {}  # of each lane, the number of its segment, and what that makes
     for name in order:
         node = graph[name]
         held = node.op in EXTERNAL or node.op in VIEWS
         nbytes = 0 if held else sum(graph.nbytes(tensor) for tensor in graph.tensors(node))
+        lane = (node.device or default) if lanes else ""
+        number, made = last.get(lane, (0, 0))
         if most is not None and made and made + nbytes > most:
             number, made = number + 1, 0
-        made += nbytes
+        last[lane] = number, made + nbytes
         found[name] = number
     return found
 

@@ -322,6 +322,24 @@ def test_budgets_of_several_devices_count_together() -> None:
     assert left.report.fusion == "left unchanged: stitched it takes 1 bytes more than the budget"
 
 
+def test_calls_in_turn_are_watched_on_every_device() -> None:
+    given = composing(1).report
+    devices = tuple(DeviceReport(f"GPU:{place}", 100, 500, 0, 90) for place in range(2))
+    for several in ((), devices):
+        names = ("/device:GPU:0", "/device:GPU:1") if several else ("/device:GPU:0",)
+        fuser = mock.Mock()
+        fuser.engine.meter.target.name = "/device:GPU:0"
+        fuser.engine.meter.watched_on.return_value = "result", (7,) * len(names)
+        report = replace(given, devices=several)
+        variants = Variants("stitched", mock.Mock(), mock.Mock(), "", "key", report=report)
+        state = Comparing(function="moved", report=report, fuser=fuser, variants=variants)
+        result, move = comparing.take_turn(state, Turns(), (), {})
+        assert fuser.engine.meter.watched_on.call_args.args[0] == names
+        assert (result, move.event) == ("result", Event.UNCLEAR)
+        assert isinstance(move.state, Comparing)
+        assert move.state.peaks == ((False, (7,) * len(names)),)
+
+
 @pytest.mark.parametrize(
     ("passes", "workers", "why"), [(PASSES, True, FusionWhy.PLANNED), (None, False, FusionWhy.DISTRIBUTED)]
 )

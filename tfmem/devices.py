@@ -153,6 +153,11 @@ def instructions(target: Target) -> str:
         device = next(device for device in physical if device.name.endswith(f":{target.ordinal}"))
         details = tf.config.experimental.get_device_details(device)
         return ".".join(map(str, details.get("compute_capability", ())))
+    return cpu_instructions()
+
+
+def cpu_instructions() -> str:
+    """The vector instructions that the CPU has; "" where it does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

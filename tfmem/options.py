@@ -168,6 +168,11 @@ def kernel_flags(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in sorted(found.items()) if name.startswith(_KERNEL_FLAGS)}
 
 
+def tensorflow_flags() -> dict[str, str]:
+    """The environment variables of TensorFlow."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("TF_")}
+
+
 def workspace_limits(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     """Bytes of workspace that TensorFlow allows a convolution, and one that is fused with what follows.
 

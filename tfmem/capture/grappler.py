@@ -28,6 +28,7 @@ from custom_ops.background import go_on
 from tfmem.capture.captured import Captured, every_node, op_definition, op_name, unique
 from tfmem.capture.grappler_input import prepare, restore
 from tfmem.capture.inline import inline_captured
+from tfmem.capture.kept_graphs import KeptGraphs
 from tfmem.capture.unread_results import without_unread
 
 # Attributes of a function that keep its body as it is. `_noinline`: a caller's Grappler, and the
@@ -42,6 +43,9 @@ NO_GRAPPLER = {"_noinline": True, "_tf_data_function": True}
 _STATEFUL_CONTROL_FLOW = frozenset({"While", "If", "Case"})
 
 
+NOTHING_KEPT = KeptGraphs("", {})
+
+
 def run_grappler(
     captured: Captured,
     *,
@@ -49,6 +53,7 @@ def run_grappler(
     nested: bool = False,
     keep_layout: bool = False,
     portable: bool = False,
+    kept: KeptGraphs = NOTHING_KEPT,
 ) -> Captured:
     """Inline calls and run Grappler's default optimizers, as the user's context configures them,
     memory's turned off.
@@ -60,6 +65,7 @@ def run_grappler(
         nested: keep loops and conditions within bodies as single ops, too, for passes that edit bodies.
         keep_layout: leave convolutions in the layout that the program gave them.
         portable: make no op and no layout that another kind of device lacks.
+        kept: what earlier processes made of the same graph.
 
     Returns:
         The optimised graph. Feeds, fetches and control fetches keep their names; `creation_order`
@@ -80,7 +86,7 @@ def run_grappler(
             config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
         if keep_layout or portable:
             config.graph_options.rewrite_options.layout_optimizer = rewriter_config_pb2.RewriterConfig.OFF
-        optimized = _optimize(config, inlined.graph_def, captured, keep, device, nested)
+        optimized = _optimize(config, inlined.graph_def, captured, keep, device, nested, kept)
         inlined = replace(inlined, graph_def=optimized)
     return replace(inlined, creation_order=order)
 
@@ -137,7 +143,13 @@ def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOp
 
 
 def _optimize(
-    config: ConfigProto, graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str, nested: bool
+    config: ConfigProto,
+    graph_def: GraphDef,
+    captured: Captured,
+    keep: tuple[str, ...],
+    device: str,
+    nested: bool,
+    kept: KeptGraphs,
 ) -> GraphDef:
     rewrite = config.graph_options.rewrite_options
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
@@ -145,12 +157,12 @@ def _optimize(
     if any(node.op in _STATEFUL_CONTROL_FLOW for node in every_node(graph_def)):
         rewrite.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
 
-    result = _rewrite(config, graph_def, captured, keep, device, nested)
+    result = _rewrite(config, graph_def, captured, keep, device, nested, kept)
     if not all(map(_is_valid, result.node)):
         # The remapper fuses bfloat16 convolutions into an op that TensorFlow's runtime knows only
         # after oneDNN has renamed it; no graph with it can be imported.
         rewrite.remapping = rewriter_config_pb2.RewriterConfig.OFF
-        result = _rewrite(config, graph_def, captured, keep, device, nested)
+        result = _rewrite(config, graph_def, captured, keep, device, nested, kept)
     return result
 
 
@@ -164,21 +176,38 @@ def _is_valid(node: NodeDef) -> bool:
 
 
 def _rewrite(
-    config: ConfigProto, graph_def: GraphDef, captured: Captured, keep: tuple[str, ...], device: str, nested: bool
+    config: ConfigProto,
+    graph_def: GraphDef,
+    captured: Captured,
+    keep: tuple[str, ...],
+    device: str,
+    nested: bool,
+    kept: KeptGraphs,
 ) -> GraphDef:
     prepared, added = prepare(graph_def, captured.feeds, device, nested)
-    cluster = grappler_cluster.Cluster(devices=[_properties(device, added.device_name)])
+    properties = _properties(device, added.device_name)
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=prepared)
-    meta_graph.collection_def["train_op"].node_list.value.extend(keep)  # where Grappler looks for what has to survive
+    meta_graph.collection_def["train_op"].node_list.value.extend(
+        sorted(keep)
+    )  # what has to survive, in one order for all processes
     try:
-        result = tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, graph_id=b"tfmem", cluster=cluster)
+        inputs = (config, meta_graph, properties)
+        result = kept.get(len(graph_def.node), inputs, lambda: _run(config, meta_graph, properties))
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         logging.getLogger(__name__).warning("Grappler failed; tfmem uses the graph unchanged: %s", error)
         return graph_def
-    finally:
-        cluster.Shutdown()
     restore(result, graph_def, captured.feeds, added)
     return result
+
+
+def _run(
+    config: ConfigProto, meta_graph: meta_graph_pb2.MetaGraphDef, properties: device_properties_pb2.NamedDevice
+) -> GraphDef:
+    cluster = grappler_cluster.Cluster(devices=[properties])
+    try:
+        return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, graph_id=b"tfmem", cluster=cluster)
+    finally:
+        cluster.Shutdown()
 
 
 def _properties(device: str, device_name: str) -> device_properties_pb2.NamedDevice:

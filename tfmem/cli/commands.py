@@ -205,7 +205,9 @@ def _cache(options: argparse.Namespace) -> None:
     folder = Path(directory)
     profiles, kernels = ([file for file in folder.glob(f"{kind}/*/*") if file.is_file()] for kind in KINDS)
     profiles += folder.glob("profiles/*.json")  # an older layout
-    profiles += [file for kind in ("choices", "plans") for file in folder.glob(f"{kind}/*/*") if file.is_file()]
+    profiles += [
+        file for kind in ("choices", "graphs", "plans") for file in folder.glob(f"{kind}/*/*") if file.is_file()
+    ]
     files = [*profiles, *kernels]
     total = sum(file.stat().st_size for file in files)
     if options.clear:

@@ -20,9 +20,12 @@ from tfmem.capture.branches import with_selects
 from tfmem.capture.captured import Captured, every_node
 from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.grappler import run_grappler
+from tfmem.capture.kept_graphs import KeptGraphs
 from tfmem.capture.known_sizes import with_known_sizes
+from tfmem.devices import conditions, cpu_instructions
 from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 from tfmem.kernels.fusion_tuning import FusionKernels
+from tfmem.options import tensorflow_flags
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.notices import REPORT_IT, SEE
 from tfmem.steps.known_plans import KnownPlan, key_of, plans
@@ -36,7 +39,13 @@ def grappled(captured: Captured, engine: Engine) -> Captured:
     """`captured` after Grappler."""
     settings = engine.settings
     portable = settings.stitches and bool(settings.options.fusion.architectures)
-    return run_grappler(captured, device=settings.target.kind, nested=settings.edits_bodies, portable=portable)
+    return run_grappler(
+        captured,
+        device=settings.target.kind,
+        nested=settings.edits_bodies,
+        portable=portable,
+        kept=_kept_graphs(engine),
+    )
 
 
 def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
@@ -52,7 +61,20 @@ def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
     float32 = tf.float32.as_datatype_enum
     if not found or not all(node.op in _CONVOLUTIONS and node.attr["T"].type == float32 for node in found):
         return None
-    return run_grappler(captured, device=engine.settings.target.kind, nested=engine.settings.stitches, keep_layout=True)
+    settings = engine.settings
+    return run_grappler(
+        captured,
+        device=settings.target.kind,
+        nested=settings.stitches,
+        keep_layout=True,
+        kept=_kept_graphs(engine),
+    )
+
+
+def _kept_graphs(engine: Engine) -> KeptGraphs:
+    settings = engine.settings
+    facts = {**conditions(settings.target), "instructions": cpu_instructions(), "environment": tensorflow_flags()}
+    return KeptGraphs(settings.options.cache_directory, facts)
 
 
 def without_conditions(captured: Captured, engine: Engine) -> Captured:

@@ -15,6 +15,7 @@ from graph_passes.errors import BudgetError
 from graph_passes.report import Report
 from tfmem.capture.concrete_function import call_traced, is_recorded
 from tfmem.capture.strategies import runs_elsewhere
+from tfmem.runtime.collector import held_off
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import left_to_tensorflow
 from tfmem.runtime.out_of_memory import SUSPECTS, lacks_memory
@@ -95,7 +96,10 @@ class ManagedStep:
         self._job = job = Job(engine, trace, others, engine.settings.budget, next(_runs), elsewhere)
         self._machine: StepMachine[StepState] = StepMachine(trace.name, job.given())
         count = len(concrete.graph.get_operations())
-        with shown(engine.settings.options.progress, lambda: f"planning {self._machine.name} ({count:,} ops)"):
+        with (
+            shown(engine.settings.options.progress, lambda: f"planning {self._machine.name} ({count:,} ops)"),
+            held_off(),
+        ):
             self._move(begin(job))
             self._go_on()
 
@@ -136,7 +140,8 @@ class ManagedStep:
         with self._lock:
             state = self._state
             if isinstance(state, Solving) and state.work.done:
-                self._move(self._job.told(solving.solved(self._job, state)))
+                with held_off():
+                    self._move(self._job.told(solving.solved(self._job, state)))
                 self._go_on()
             return self._state
 
@@ -259,7 +264,8 @@ class ManagedStep:
             self._move(measuring.short_of_memory(job, state, error, held))
             return False, None
         job.trace.ran(state.function)
-        self._move(measuring.ran(job, state, samples, flow))
+        with held_off():
+            self._move(measuring.ran(job, state, samples, flow))
         return not state.search.dry_run, result
 
     def _unprobed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

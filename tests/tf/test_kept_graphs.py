@@ -113,9 +113,7 @@ def test_a_step_under_a_budget_is_optimised_once_in_an_environment(
     variable = tf.Variable(tf.ones([8, 8]))
 
     def train() -> None:
-        step = tfmem.optimize(
-            tf.function(variable.assign_add), memory_budget="200MiB", cache_directory=str(tmp_path)
-        )
+        step = tfmem.optimize(tf.function(variable.assign_add), memory_budget="200MiB", cache_directory=str(tmp_path))
         step(tf.ones([8, 8]))
 
     train()

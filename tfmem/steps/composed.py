@@ -36,7 +36,7 @@ from tfmem.steps.fused_replicas import against_edited, untimed
 from tfmem.steps.fuser import Fuser, shared
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.replicas import usual_replicas
-from tfmem.steps.rooms import Predicted, Room
+from tfmem.steps.rooms import Predicted, StepRoom
 from tfmem.steps.states import Comparing, Composing, StepState
 from tfmem.steps.trace import Trace
 from tfmem.steps.variants import Composition, Found, Variants
@@ -69,7 +69,7 @@ def memory_engine(engine: Engine) -> Engine:
     return replace(engine, settings=settings, notices=notices)
 
 
-def composed(fuser: Fuser, room: Room, report: Report) -> Found:
+def composed(fuser: Fuser, room: StepRoom, report: Report) -> Found:
     """Regions that leave room for a plan: those that are predicted to be the fastest, and others in their stead.
 
     Divisions are planned until nothing is left to gain, and once more: the measured step may need more memory than the
@@ -112,7 +112,7 @@ def composed(fuser: Fuser, room: Room, report: Report) -> Found:
     return Found(report, composed=tuple(Composition(each.trace, each.done) for each in found))
 
 
-def _candidate(fuser: Fuser, room: Room, within: Mapping[str, int], calls: bool) -> _Candidate | str:
+def _candidate(fuser: Fuser, room: StepRoom, within: Mapping[str, int], calls: bool) -> _Candidate | str:
     """Regions of these segments, with the moves that they need; why there are none if no plan can run."""
     engine, given = fuser.engine, fuser.trace.to_stitch()
     stitched = partial(after_grappler.stitched, segments=within, calls=calls)

@@ -28,7 +28,7 @@ class Predicted(NamedTuple):
     unlimited: float
 
 
-class Room(Protocol):
+class StepRoom(Protocol):
     """The memory of the devices of a step."""
 
     @property
@@ -47,7 +47,7 @@ class Room(Protocol):
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """The memory of one device; a `Room`.
+    """The memory of one device; a `StepRoom`.
 
     Attributes:
         least: bytes of the budget.
@@ -58,7 +58,7 @@ class DeviceRoom:
     in_use: int
 
     def predicted(self, trace: Trace, engine: Engine) -> Predicted:
-        """See `Room`."""
+        """See `StepRoom`."""
         target = engine.settings.target
         timeline = trace.step.timeline(estimate(target, self.in_use, workspace=not target.is_gpu))
         plan = trace.plan(timeline, self.least)
@@ -67,10 +67,10 @@ class DeviceRoom:
 
 @dataclass(frozen=True)
 class LaneRooms:
-    """The memory of all devices of a step of replicas; a `Room`.
+    """The memory of all devices of a step of replicas; a `StepRoom`.
 
     Attributes:
-        least: see `Room`. Lanes of one allocator share its budget.
+        least: see `StepRoom`. Lanes of one allocator share its budget.
         budgets: bytes by allocator; None for no limit.
         in_use: bytes by allocator that are taken while no step runs.
     """
@@ -80,13 +80,13 @@ class LaneRooms:
     in_use: Mapping[str, int]
 
     def predicted(self, trace: Trace, engine: Engine) -> Predicted:
-        """See `Room`."""
+        """See `StepRoom`."""
         plans = plan_replicas(trace.step, engine, self.budgets, effort=Effort.GREEDY, in_use=self.in_use)
         moved = max(each.plan.after.seconds for each in plans)
         return Predicted(moved, max(each.plan.before.seconds for each in plans))
 
 
-def room_of(job: Job) -> Room:
+def room_of(job: Job) -> StepRoom:
     """The memory of a step that was read, between two of its calls: what is in use then is no tensor of a call."""
     step, engine = job.trace.step, job.engine
     if not step.shared:

@@ -150,7 +150,7 @@ class Planner:
         """Where parts of a step run on pieces of the batch, by the options and the device."""
         if self.engine.settings.options.offload.split == "never":
             return "never"
-        return "faster" if dividing.by_time(self.engine.settings) else "needed"
+        return "faster" if self.engine.settings.splits_by_time else "needed"
 
     def planned(self, x: Any, batch: Any, curve: bool, splits: Splits = "faster") -> Plan:
         """The plan of a step; see `plan`. Parts run on pieces of the batch where both `splits` and the options say so;

@@ -24,6 +24,7 @@ from tests.tf.memory_in_use import in_use
 from tests.tf.split_steps import read
 from tests.tf.test_split import images
 from tests.tf.test_step_machine import step_in
+from tfmem.runtime import settings
 from tfmem.steps import dividing
 from tfmem.steps.phases import Phase
 from tfmem.steps.trace import Trace
@@ -125,7 +126,7 @@ def test_on_a_cpu_a_clock_decides_only_where_the_user_asks(trained: Any, split: 
 
 
 def test_no_clock_decides_about_deterministic_numbers(trained: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(dividing, "is_deterministic", lambda: True)
+    monkeypatch.setattr(settings, "is_deterministic", lambda: True)
     assert Phase.DIVIDING not in trained().phases
 
 

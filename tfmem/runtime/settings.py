@@ -12,7 +12,7 @@ from graph_passes.pipeline import PassPhase, runs
 from graph_passes.plan_file import Plan
 from graph_passes.report import Report
 from tfmem.budgets import DeviceBudgets, budget_of
-from tfmem.devices import Target
+from tfmem.devices import Target, is_deterministic
 from tfmem.options import Options, PassName, passes_of
 
 SURELY_FITS = 0.75  # of the budget: a step estimated at less is not observed
@@ -130,6 +130,11 @@ class Settings:
         """
         split = self.options.offload.split
         return split == "faster" or (split == "auto" and self.target.is_gpu)
+
+    @property
+    def splits_by_time(self) -> bool:
+        """`splits_if_faster` of a step that is measured, and of which no number has to be equal in two runs."""
+        return self.splits_if_faster and self.observes and self.plan is None and not is_deterministic()
 
     @property
     def stitches(self) -> bool:

@@ -23,7 +23,6 @@ from graph_passes.graph.ops import has_regions
 from graph_passes.refusals import Refusal
 from graph_passes.report import Report
 from graph_passes.splitting import CLEARLY
-from tfmem.devices import is_deterministic
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.settings import Settings
 from tfmem.steps.composed import memory_engine, more_over
@@ -56,11 +55,6 @@ def _rate(job: Job, report: Report) -> float | None:
     return rate if may_be_faster(job.engine.settings, job.trace, rate) else None
 
 
-def by_time(settings: Settings) -> bool:
-    """Whether a clock may decide that a step is split: it is measured, and no number has to be equal in two runs."""
-    return settings.splits_if_faster and settings.observes and settings.plan is None and not is_deterministic()
-
-
 def may_be_faster(settings: Settings, trace: Trace, rate: float) -> bool:
     """Whether a split is to be looked for.
 
@@ -69,7 +63,7 @@ def may_be_faster(settings: Settings, trace: Trace, rate: float) -> bool:
         trace: the step, read.
         rate: the share of the unlimited rate that its moves keep.
     """
-    if not by_time(settings) or trace.split or trace.shared or trace.of_replicas or has_regions(trace.step.graph):
+    if not settings.splits_by_time or trace.split or trace.shared or trace.of_replicas or has_regions(trace.step.graph):
         return False
     return 0 < rate <= CLEARLY and can_dry_run(trace.step.graph)
 

@@ -209,9 +209,10 @@ def _of_replicas(job: Job, state: StepState) -> Transition[StepState]:
     effort = Effort.GREEDY if timed else Effort.SEARCHED  # what is timed is planned again
     try:
         plans = plan_replicas(job.trace.step, job.engine, budgets, effort=effort)
-    except InfeasibleBudgetError as error:
+    except InfeasibleBudgetError as found:
+        error = found.with_split(str(Reason.SPLIT_SHARED(detail=job.trace.step.shared)))
         if job.engine.settings.must_fit or has_regions(job.trace.step.graph):  # without regions there is a plan
-            raise error.with_split(str(Reason.SPLIT_SHARED(detail=job.trace.step.shared))) from error
+            raise error from found
         notes = (*state.report.notes, f"memory was not planned: {error}")
         return left(job, replace(state, report=replace(state.report, notes=notes)))
     function = job.trace.build_lanes(plans, final=job.waits and not watched)

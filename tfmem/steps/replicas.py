@@ -32,7 +32,9 @@ from graph_passes.graph.ir import Graph, Node, integer
 from graph_passes.passes.offload.lanes import LanePlan, Pool, plan_lanes, pools_of, tighter_margins
 from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import Probing
+from graph_passes.refusals import Reason
 from graph_passes.report import Report, measured
+from graph_passes.splitting import CLEARLY
 from tfmem.device_names import allocator_of
 from tfmem.devices import find_target, links_together, memory
 from tfmem.runtime.engine import Engine
@@ -256,8 +258,18 @@ def describe_replicas(
         bytes_in_predicted=sum(found.bytes_in for found in devices),
         transfers=tuple(record for report in reports for record in report.transfers),
         devices=tuple(devices),
-        notes=(_TIMED if timed else _ESTIMATED,),
+        notes=(_TIMED if timed else _ESTIMATED, *_not_split(step, engine, reports)),
     )
+
+
+def _not_split(step: pipeline.Step, engine: Engine, reports: Sequence[Report]) -> list[str]:
+    """A note where a step of one device would be divided to see whether that is faster."""
+    if not engine.settings.splits_by_time:
+        return []
+    rates = [report.verdict.rate for report in reports if report.transfers and report.verdict is not None]
+    if min(rates, default=1.0) > CLEARLY:
+        return []
+    return [f"not split along the batch: {Reason.SPLIT_SHARED(detail=step.shared)}"]
 
 
 def replanned(

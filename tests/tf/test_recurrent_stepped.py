@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes.passes.recurrent.lower.hoist import MOST_STEPS
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 
 L = keras.layers
@@ -89,6 +90,17 @@ def test_keras_random_in_a_cell(draw: Any, training: bool, backwards: bool) -> N
     report = check(step, state, tf.constant(numbers(BATCH, STEPS, INPUTS)))
     assert len(report.replaced) == 1
     assert not report.not_replaced
+
+
+@pytest.mark.parametrize("steps", [MOST_STEPS, MOST_STEPS + 1])
+def test_long_loops_that_draw(steps: int) -> None:
+    cell = Drawing(zoneout)
+    layer = L.RNN(cell)
+    layer.build((None, steps, INPUTS))
+    step = tf.function(lambda x: (layer(x),))
+    report = check(step, cell.seeds.state.value, tf.constant(numbers(BATCH, steps, INPUTS)))
+    assert bool(report.replaced) == (steps <= MOST_STEPS)
+    assert all("draws from a seed of each step" in line for line in report.not_replaced)
 
 
 def test_fit() -> None:

@@ -31,7 +31,7 @@ STEP_BY_STEP = frozenset(
     | {f"StatelessRandom{kind}" for kind in ("NormalV2", "UniformV2", "UniformIntV2", "Normal", "Uniform")}
     | {"StatelessTruncatedNormalV2"}
 )
-MOST_STEPS = 128  # for which an op is written for each
+MOST_STEPS = 512  # for which an op is written for each; more were not measured
 _SHAPES = frozenset({"Shape", "Size", "Rank"})
 FIXED, STEP, STATE = 0, 1, 2
 

@@ -410,3 +410,46 @@ def test_a_check_in_a_condition_raises(early: bool) -> None:
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         tfmem.optimize(run, passes=("recurrent",))(tf.zeros([BATCH, UNITS]))
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("size", [0, 3, 12, 50])
+def test_lists_that_grow(size: int, known: bool, early: bool) -> None:
+    """`tf.TensorArray(size=0, dynamic_size=True)` is as long as there are steps, or as it was."""
+
+    def run(h: Any, ends: Any, bound: Any) -> Any:
+        def body(i: Any, h: Any, left: Any, outputs: Any) -> Any:
+            h = tf.tanh(h @ R + 0.3)
+            return i + 1, h, left - 1.0, outputs.write(i, h)
+
+        def goes_on(i: Any, _: Any, left: Any, __: Any) -> Any:
+            going = i < (12 if known else bound)
+            return going & tf.reduce_any(left > 0.5) if early else going
+
+        outputs = tf.TensorArray(tf.float32, size, dynamic_size=True, element_shape=[BATCH, UNITS])
+        found = tf.while_loop(goes_on, body, (0, h, ends, outputs))
+        return found[1], found[3].stack(), found[3].size()
+
+    h = tf.constant(numbers(BATCH, UNITS))
+    check(
+        tf.function(run, autograph=False), *[(h, tf.fill([BATCH], end), tf.constant(12)) for end in (5.0, 12.0, 20.0)]
+    )
+
+
+def test_a_list_that_is_too_short_raises() -> None:
+    @tf.function(autograph=False)
+    def run(h: Any, bound: Any) -> Any:
+        outputs = tf.TensorArray(tf.float32, 3, element_shape=[BATCH, UNITS])
+
+        def body(i: Any, h: Any, outputs: Any) -> Any:
+            return i + 1, tf.tanh(h @ R), outputs.write(i, h)
+
+        found = tf.while_loop(lambda i, *_: i < bound, body, (0, h, outputs))
+        return found[1], found[2].stack()
+
+    h = tf.constant(numbers(BATCH, UNITS))
+    check(run, (h, tf.constant(2)))
+    for bound in (tf.constant(5), 5):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            tfmem.optimize(run, passes=("recurrent",))(h, bound)

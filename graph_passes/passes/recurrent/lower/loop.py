@@ -289,17 +289,17 @@ class LoopReader:
                 dtype = self.loop.body.graph.specs[write.value].dtype
             if items.before is not None:
                 whole, ordered = self._with_item(whole, ordered, items.before, items.is_first), True
-            if items.length is not None:
+            length = items.length_behind(self.graph, self.prologue)
+            if length is not None:
                 if self.reverse and not ordered:  # what is not written lies behind the last step's item
                     whole, ordered = self.prologue.reversed(whole, dtype), True
-                length = self.prologue.cast(items.length, self.graph.specs[items.length].dtype, SHAPE_DTYPE)
                 rank = max(len(self.hoister.shape(write.value)), 1) + 1
                 whole = self.prologue.padded(whole, dtype, length, rank)
             readers = list(readers_of(self.graph, self.keep, handle))
             stacks = [name for name in readers if is_stack(self.graph, name, handle) and name not in self.keep]
             sizes = [name for name in readers if is_size(self.graph, name)]
             for name in sizes if write.every_step else []:
-                count = items.length or self._count(self.graph.specs[TensorId(name)].dtype, items.before is not None)
+                count = length or self._count(self.graph.specs[TensorId(name)].dtype, items.before is not None)
                 self.rewired.append((TensorId(name), count))
             for stack in stacks:
                 if self.reverse and not ordered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from graph_passes.graph.ir import DataType, Graph, Node, TensorId
+from graph_passes.graph.ir import DataType, Graph, Node, TensorId, boolean
 from graph_passes.graph.ops import passed
 from graph_passes.graph.writer import SHAPE_DTYPE
 from graph_passes.passes.recurrent.find.counting import Linear, Numbers, StepNumber, linear
@@ -23,11 +23,13 @@ class Write:
         value: the item.
         place: the index of the item.
         from_end: whether the items are written from the last one to the first.
+        grows: whether a write behind the last item makes a TensorList longer.
     """
 
     value: TensorId
     place: StepNumber
     from_end: bool = False
+    grows: bool = False
 
     @property
     def every_step(self) -> bool:
@@ -40,14 +42,26 @@ class Items:
     """What a list has besides the items that the steps write.
 
     Attributes:
-        length: how many items it has, if that is more than there are steps; those behind stay zero.
+        length: how many items it has before the loop, if not known to be as many as there are steps; those that no step
+            writes stay zero.
+        grows: whether a write behind the last item makes it longer; if not, TensorFlow refuses that.
         before: an item that was written before the loop.
         is_first: whether that is the first one, not the last.
     """
 
     length: TensorId | None = None
+    grows: bool = False
     before: TensorId | None = None
     is_first: bool = False
+
+    def length_behind(self, graph: Graph, prologue: Prologue) -> TensorId | None:
+        """How many items it has behind the loop, a scalar of SHAPE_DTYPE; None if as many as there are steps."""
+        if self.length is None:
+            return None
+        length = prologue.cast(self.length, graph.specs[self.length].dtype, SHAPE_DTYPE)
+        if not self.grows:
+            return length
+        return prologue.once("Maximum", [length, prologue.scalar(prologue.time)], {"T": DataType(SHAPE_DTYPE)})
 
 
 def write_of(loop: Loop, numbers: Numbers, steps: Linear, place: int, node: Node) -> Write:
@@ -57,11 +71,11 @@ def write_of(loop: Loop, numbers: Numbers, steps: Linear, place: int, node: Node
     if item is None or item.value is None or passed(body, item.handle) != TensorId(argument):
         raise Unreadable(Reason.LIST_CHANGED.of(node, other=argument))
     index = numbers.place(item.index)
-    last = steps.plus(-1)
+    last, grows = steps.plus(-1), boolean(node.attrs.get("resize_if_index_out_of_bounds"))
     if index is not None and (index.step == 1 or index == StepNumber(Linear())):
-        return Write(item.value, index)
+        return Write(item.value, index, grows=grows)
     if index is not None and index.step == -1 and isinstance(index.start.plus(last, -1).key, int):
-        return Write(item.value, StepNumber(index.start.plus(last, -1), 1), from_end=True)
+        return Write(item.value, StepNumber(index.start.plus(last, -1), 1), from_end=True, grows=grows)
     raise Unreadable(Reason.LIST_INDEX.of(node))
 
 
@@ -82,7 +96,7 @@ def items_of(graph: Graph, handle: TensorId, write: Write, steps: Linear) -> Ite
         steps: how many there are.
 
     Raises:
-        Unreadable: its length is not known, or an item is not written.
+        Unreadable: its length is not known, or too small, or an item is not written.
     """
     first = write.place.start.key
     maker, before = graph[passed(graph, handle).node], list_written_before(graph, handle)
@@ -96,9 +110,14 @@ def items_of(graph: Graph, handle: TensorId, write: Write, steps: Linear) -> Ite
     size = list_size(graph, handle)
     if first != 0 or size is None:
         raise Unreadable(Reason.LIST_SIZE.of(maker))
-    if linear(graph, size) != steps:
-        return Items(length=size)
-    return Items()
+    length = linear(graph, size)
+    grows = write.grows or boolean(maker.attrs.get("dynamic_size"))
+    more = length.plus(steps, -1).key
+    if length == steps or (grows and (length.key == 0 or (isinstance(more, int) and more < 0))):
+        return Items()
+    if isinstance(more, int) and more < 0:
+        raise Unreadable(Reason.LIST_SIZE.of(maker))
+    return Items(length=size, grows=grows)
 
 
 def readers_of(graph: Graph, keep: Collection[str], handle: TensorId) -> Iterator[str]:

@@ -24,6 +24,7 @@ from graph_passes.graph.ops import FLOATS, IDENTITIES, LOOPS, UPDATES, passed
 from graph_passes.graph.serde import encode
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, element_dtype, has_own_gradient
 from graph_passes.refusals import Reason, Refusal
+from tfmem.capture.error_text import said
 
 ROWS = 3  # what an unknown dimension is, and a number that was computed from one
 SCALES = {"float16": (1.0, 1e-1, 30.0), "bfloat16": (1.0, 1e-3, 1e4)}  # of the gradients that a step is given
@@ -71,7 +72,7 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> Refusal | None:
         if different:
             return _difference(graph.functions[pair.forward, "body"], different)
         return None
-    return Reason.CHECK_FAILED(detail=str(error).splitlines()[0] if str(error) else type(error).__name__)
+    return Reason.CHECK_FAILED(detail=said(error) if error else "nothing ran")
 
 
 def _assigns_number(graph: Graph, pair: Pair, node: Node) -> bool:

@@ -23,6 +23,7 @@ from graph_passes.graph.ops import has_regions
 from graph_passes.refusals import Refusal
 from graph_passes.report import Report
 from graph_passes.splitting import CLEARLY
+from tfmem.capture.error_text import said
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.settings import Settings
 from tfmem.steps.composed import memory_engine, more_over
@@ -101,7 +102,7 @@ def failed(job: Job, state: Dividing, error: Exception) -> Transition[StepState]
     """What follows an error: the step keeps its moves."""
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     if isinstance(cause, tf.errors.OpError) or not is_fault(cause):  # if the step itself fails, its own run does, too
-        return whole(state, f"not split along the batch: {str(error).partition(chr(10))[0]}")
+        return whole(state, f"not split along the batch: {said(error)}")
     return whole(state, job.noted(cause, "splitting the batch", "the step keeps its moves"))
 
 

@@ -1,4 +1,4 @@
-"""Regions built by hand. Whoever uses them says how a product is called, since its attributes are TensorFlow's."""
+"""Regions built by hand. A caller says how a product is called, since its attributes are TensorFlow's."""
 
 from __future__ import annotations
 

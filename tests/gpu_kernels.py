@@ -54,7 +54,7 @@ def from_storage(array: Any) -> Any:
 
 
 class Sweep:
-    """A launch on tensors of its own. What it is to write starts as NaN; a state without rows is not given."""
+    """A launch on separate tensors. What it is to write starts as NaN; a state without rows is not given."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Work on streams of its own, beside which kernels are tested."""
+"""Work on separate streams, beside which kernels are tested."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def gru_single_step(machine: Machine, units: int, batch: int, tiling: GrnnTiling
 
 
 def tilings(machine: Machine, units: int, batch: int, gates: int = 4) -> Iterator[GrnnTiling]:
-    """The paper's space, pruned: every CTA on a multiprocessor of its own, its weights in registers (equation 5)."""
+    """The paper's space, pruned: every CTA on a separate multiprocessor, its weights in registers (equation 5)."""
     for width in range(1, min(64, units) + 1):
         for height in (rows for rows in range(1, batch + 1) if batch % rows == 0):
             if ceil(units / width) * (batch // height) > machine.multiprocessors:

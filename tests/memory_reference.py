@@ -32,7 +32,7 @@ def offload(tensor: Array) -> Ticket:
 
 
 def prefetch(ticket: Ticket) -> Array:
-    """MemOpPrefetch: memory of the ticket's dtype and shape, whose values nobody may use yet."""
+    """MemOpPrefetch: memory of the ticket's dtype and shape, whose values no op may use yet."""
     tensor = np.empty(ticket.shape, ticket.dtype)
     ticket.prefetched.append(tensor)
     return tensor

@@ -87,7 +87,7 @@ def arguments(
 
 @st.composite
 def random_cells(draw: st.DrawFn) -> Cell:
-    """Cells that nobody has named: products in up to two stages, row sums, every kind of leaf, most elementwise ops.
+    """Cells without a name: products in up to two stages, row sums, every kind of leaf, most elementwise ops.
 
     Values stay moderate and each op in the domain where it is smooth, so that they can be differentiated numerically.
     """

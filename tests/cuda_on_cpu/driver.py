@@ -199,12 +199,12 @@ class CpuDevice(DeviceContext):
     """A `DeviceContext` whose kernels run on the CPU."""
 
     def download(self, place: int, array: Any) -> Any:
-        """As a device's; numbers that came from shared memory which nobody had written are an error."""
+        """As a device's; numbers that came from shared memory which no thread had written are an error."""
         found = super().download(place, array)
         if found.dtype == np.float32:
             bits = np.ascontiguousarray(found).view(np.uint32) & 0x7FFFFFFF
             strange = bits[(bits & 0xFFFF0000) == UNWRITTEN]
             if strange.size:
                 words = sorted({int(word) & 0xFFFF for word in strange})[:8]
-                raise AssertionError(f"{strange.size} results come from words of shared memory nobody wrote: {words}")
+                raise AssertionError(f"{strange.size} results come from shared memory that no thread wrote: {words}")
         return found

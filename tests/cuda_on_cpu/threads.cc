@@ -21,7 +21,7 @@ const Launch* launch = nullptr;
 namespace {
 
 constexpr size_t kStack = 256 << 10;
-constexpr uint32_t kUnwritten = 0x7fea0000;  // a quiet NaN; below it the word that nobody wrote
+constexpr uint32_t kUnwritten = 0x7fea0000;  // a quiet NaN; below it the word that no thread wrote
 constexpr long kPollsOfAThread = 20000;      // in vain, all threads', before it is a hang
 
 jmp_buf scheduler;

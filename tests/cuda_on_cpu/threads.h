@@ -51,7 +51,7 @@ struct Cta {
 };
 
 // 16 bytes on their way to shared memory. Taken when the copy was asked for, put where they belong
-// when somebody waits for it: as early and as late as a GPU may.
+// when a thread waits for it: as early and as late as a GPU may.
 struct Copy {
   char bytes[16];
   uint32_t to;
@@ -86,7 +86,7 @@ char* dynamic_shared();
 // the same for all.
 void meet(Meeting& meeting, const char* operation);
 
-// Another thread may go on first: called by whoever asks for something that is not there.
+// Another thread may go on first: called by a thread that asks for something that is not there.
 void poll(const char* where);
 // Something that others may be asking for has changed.
 void changed();

@@ -1,6 +1,6 @@
 """Seeded random ops of a GPU draw what they draw in TensorFlow, through dry runs, trials and the final plan.
 
-Each run is a process of its own, because TensorFlow sets how a device's memory grows once.
+Each run is a separate process, because TensorFlow sets how a device's memory grows once.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("first_gpu")
 
 
 def both(function: Callable[..., Any], *arguments: Any, signature: Any = None) -> tuple[list[Any], list[Any]]:
-    """What a function gives stitched, and as it was, from two steps each: the second finds its launch made."""
+    """What a function gives stitched, and unchanged, from two steps each: the second finds its launch made."""
     plain, step = (tf.function(function, input_signature=signature) for _ in range(2))
     step = optimized(step)
     results = [value for _ in range(2) for value in step(*arguments)]

@@ -1,6 +1,6 @@
 """What a Keras 3 model tells its user on a GPU, where Keras compiles training with XLA unless told otherwise.
 
-Each run is a process of its own, because how a device's memory grows is set once. Histories are compared within what
+Each run is a separate process, because how a device's memory grows is set once. Histories are compared within what
 XLA's and cuDNN's orders of summation differ by over a few steps.
 """
 

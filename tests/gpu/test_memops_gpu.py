@@ -104,7 +104,7 @@ def test_memory_may_be_reused_after_release(library: Library) -> None:
         with tf.control_dependencies([overwritten]):
             fetched = memops.prefetch(library, handle, tensor.dtype, tensor.shape)
         back = memops.await_(library, fetched, handle)
-        # From an argument of its own: Grappler must not take it for `tensor`.
+        # From a separate argument: Grappler must not take it for `tensor`.
         expected = tf.random.stateless_uniform(shape, seed_again)
         return tf.reduce_all(tf.equal(back, expected))
 
@@ -366,7 +366,7 @@ assert counters.bytes_out == counters.bytes_in == 3 * (16 << 20), counters
 
 
 def test_managed_memory() -> None:
-    """In a process of its own, because TensorFlow chooses its memory once."""
+    """In a separate process, because TensorFlow chooses its memory once."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
         [sys.executable, "-c", MANAGED],

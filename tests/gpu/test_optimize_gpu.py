@@ -1,6 +1,6 @@
 """A small net past a GPU's memory: equal to the bit, within its budget, retried where a plan fails, without leaks.
 
-Each run is a process of its own, because TensorFlow sets a device's memory limit and determinism once.
+Each run is a separate process, because TensorFlow sets a device's memory limit and determinism once.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ print("RESULT " + json.dumps(result))
 
 
 def run(*, cap: int, budget: int | str = 0, fail_call: int = 0, more: int = 0) -> dict[str, Any]:
-    """Train in a process of its own.
+    """Train in a separate process.
 
     Args:
         cap: the device memory that TensorFlow may use, in MiB; 0 for all, as much of it as it comes to need.

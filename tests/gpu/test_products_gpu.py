@@ -1,5 +1,5 @@
 """TfmemMatMul on a GPU: the op around the kernels, and the layers whose products it takes. Needs a GPU and NVRTC; the
-kernels have tests of their own."""
+kernels have separate tests."""
 
 from __future__ import annotations
 

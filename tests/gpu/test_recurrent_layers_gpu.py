@@ -114,7 +114,7 @@ def test_inference(name: str, units: int) -> None:
     assert report.replaced, str(report)
     assert ("CudnnRNNV3" in report.replaced[0]) == (name in ON_CUDNN), str(report)
     assert "precision highest" in report.replaced[0]
-    assert "memory was not planned" in report.notes[0]  # the batch is open, and nobody gave a budget
+    assert "memory was not planned" in report.notes[0]  # the batch is open, and no budget was given
 
 
 @pytest.mark.usefixtures("tf32_products")
@@ -132,7 +132,7 @@ def test_inference_in_tf32(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ON_CUDNN))
 def test_nothing_is_copied_around_a_layer(name: str) -> None:
-    """Its sequences stay as they lie, nobody fills its initial states, and its input products add their bias."""
+    """Its sequences stay as they lie, no op fills its initial states, and its input products add their bias."""
     optimized = tfmem.optimize(inference(keras, name, 33)[0], passes=("recurrent", "offload"))
     graph = optimized.get_concrete_function(tf.constant(batch(), tf.float32)).graph
     operations = {op.type for op in graph.get_operations()}

@@ -1,4 +1,4 @@
-"""TfmemRecurrent on a GPU: the op around the kernels. Needs a GPU and NVRTC; the kernels have tests of their own."""
+"""TfmemRecurrent on a GPU: the op around the kernels. Needs a GPU and NVRTC; the kernels have separate tests."""
 
 from __future__ import annotations
 

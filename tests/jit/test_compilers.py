@@ -1,4 +1,4 @@
-"""Sources are compiled in other processes, several at once; what goes wrong in one is told, and harms nobody."""
+"""Sources are compiled in other processes, several at once; an error in one is reported, and harms no other."""
 
 from __future__ import annotations
 

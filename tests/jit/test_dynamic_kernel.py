@@ -92,7 +92,7 @@ def test_what_is_common_is_called(device: CpuDevice, program: DynamicProgram) ->
 
 def test_a_signal_that_does_not_come_is_an_error_and_no_hang(device: CpuDevice, program: DynamicProgram) -> None:
     scripts = [[(WAIT, 0, 2), (SIGNAL, 1)], [(SIGNAL, 0), (WAIT, 1, 1), (SIGNAL, 2)]]
-    # nobody goes on behind a wait that ended in vain
+    # no thread goes on behind a wait that ended in vain
     assert run(device, program, scripts) == (WAITED_TOO_LONG, [1, 0, 0, 0])
 
 

@@ -189,7 +189,7 @@ def test_eight_processes_share_a_cache(tmp_path: Path) -> None:
         codes = {each.result(timeout=120) for each in found}
     assert len(codes) == 1
     kept = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert len(kept) == 1, "one source, whatever the number of rows, and nothing that somebody was still writing"
+    assert len(kept) == 1, "one source, whatever the number of rows, and nothing that was still being written"
 
 
 @pytest.fixture(name="compiled")

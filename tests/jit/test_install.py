@@ -56,7 +56,7 @@ def installed(wheel: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Path:
-    """A folder to be imported from, where a test puts a tensorflow.py of its own."""
+    """A folder to be imported from, where a test puts another tensorflow.py."""
     folder = tmp_path / "stub"
     folder.mkdir()
     return folder

@@ -188,9 +188,9 @@ FAULTS = {
         "different operations: .*__s",
     ),
     "unwritten shared memory": ("if (t != 5) shared[t] = t;\n__syncthreads();\nout[t] = shared[63 - t] + 1;", r"\[5\]"),
-    "copies nobody waited for": (
+    "copies no thread waited for": (
         "if (t % 4 == 0) copy_async(shared_address(shared + t), out + t, true);\n__syncthreads();\nout[t] = shared[t];",
-        "nobody wrote",
+        "no thread wrote",
     ),
     "bytes that never come": (
         "if (t == 0) { init_barrier(0); expect(0, 16); }\n__syncthreads();\nwhile (!try_wait(0, 0)) {}\nout[t] = 1;",

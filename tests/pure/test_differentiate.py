@@ -205,7 +205,7 @@ def test_gru_sums_its_recurrent_bias_in_states() -> None:
     gradient = differentiate(cells.gru())
     assert gradient.vector_gradients == ((1, 2, 3),)
     assert gradient.states == (0, None, None, None)
-    # the recurrent products' gradients differ from the input's in one column, so they are a tensor of their own
+    # the recurrent products' gradients differ from the input's in one column, so they are a separate tensor
     assert [len(output) for output in gradient.backward.outputs] == [3, 3]
     assert [weight.blocks for weight in gradient.weight_gradients] == [3]
 

@@ -203,7 +203,7 @@ def test_an_op_that_cannot_have_its_workspace_does_not_keep_a_later_one_from_its
 
 
 def test_a_padding_leaves_its_op_the_workspace_it_needs():
-    # y at the end of 8 GiB would leave its op none of its own; 1 GiB before the end it does, and z finds 6 GiB
+    # y at the end of 8 GiB would leave its op no workspace; 1 GiB before the end it does, and z finds 6 GiB
     timeline = behind_a_short_life(6 * GIB)
     steps = tuple(replace(step, workspace=GIB) if step.node == "s1" else step for step in timeline.steps)
     timeline = replace(timeline, steps=steps)

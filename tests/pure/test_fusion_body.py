@@ -1,4 +1,4 @@
-"""What planning knows of a region: which of its nodes wait for which, and which are kernels of their own."""
+"""What planning knows of a region: which of its nodes wait for which, and which are separate kernels."""
 
 from __future__ import annotations
 

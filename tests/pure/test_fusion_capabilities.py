@@ -69,7 +69,7 @@ def test_what_only_the_host_reads_is_computed_there_altogether() -> None:
         ("int32", "If", 1, False, False),  # handed on to a branch
         ("int32", "LogicalNot", 0, False, False),
         ("int32", "LogicalNot", 0, True, True),  # whether a loop goes on
-        ("float32", "If", 0, True, False),  # computed on the device, whoever reads it
+        ("float32", "If", 0, True, False),  # computed on the device, whatever reads it
     ],
 )
 def test_what_decides_is_compared_where_it_lies(

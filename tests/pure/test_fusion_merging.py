@@ -25,7 +25,7 @@ NAMES = ("q", "k", "v")
 
 
 def apart_is_slower(forms: Sequence[MatrixProduct]) -> float:
-    """Products of any size take a time of their own, beside each other, too: more than a copy takes here."""
+    """Products of any size take their time also beside each other: more than a copy takes here."""
     return 1e4 * len(forms)
 
 

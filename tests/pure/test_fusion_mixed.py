@@ -93,7 +93,7 @@ def test_a_product_takes_its_prologue_and_its_epilogue() -> None:
 
 
 def test_what_a_product_takes_is_missing_elsewhere() -> None:
-    """A reduction waits for the whole product: it is a kernel of its own, with what the product leaves."""
+    """A reduction waits for the whole product: it is a separate kernel, with what the product leaves."""
     made = Nodes()
     layer(made)
     made.add("Rows", "activated", name="mean")

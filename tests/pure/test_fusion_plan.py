@@ -86,7 +86,7 @@ def test_two_kinds_of_reduction_wait_for_each_other_only_where_it_pays():
     (region,) = partition_graph(made.graph(), made.op_patterns, UNIT).regions
     (kernel,) = region.kernels
     # 3000 + 3000, 3000 + 8, 3000 + 8 + 3000 by themselves, two launches; stitched: x, the result, and a barrier.
-    # What nobody reads outside is not written: nobody reads the last result either, so that it is free.
+    # What no op outside reads is not written: no op reads the last result either, so that it is free.
     assert kernel.saves == (6000 + 3008 + 3008) + 2 * 100 - (3000 + 10)
 
 

@@ -152,7 +152,7 @@ def test_small_values_and_those_of_values_are_stored():
     assert recomputed(graph, patterns_of(graph), {"out"}) == ()
     b = trained()
     b.nodes = [node for node in b.nodes if node.name != "conv"]
-    b("conv", "Relu", (1 << 19, 4), "image")  # would be stored for nobody else
+    b("conv", "Relu", (1 << 19, 4), "image")  # would be stored for no other op
     graph = b.graph()
     assert recomputed(graph, patterns_of(graph), {"out"}) == ()
 

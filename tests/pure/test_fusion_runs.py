@@ -99,7 +99,7 @@ def test_a_node_waits_for_the_set_that_reads_it():
 
 
 def test_a_node_waits_for_a_reader_with_a_rank_larger_than_the_number_of_nodes():
-    # 1 to 5 are a chain in which nothing may read a node of its own set; the last one alone reads 0
+    # 1 to 5 are a chain in which nothing may read a node of the same set; the last one alone reads 0
     net = Dependences(((), (), (1,), (2,), (3,), (0, 4)))
     roles = [Role.WORK, *[Role.LAST] * 5]
     ranks = runs(net, roles)

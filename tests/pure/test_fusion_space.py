@@ -61,7 +61,7 @@ def test_sums_over_rows_are_added_up_within_these_rows_where_they_fit(
     columns: int, known: bool, together: bool
 ) -> None:
     """Eight warps of a CTA have a row each, and 64 registers a thread for sums: 8 * 768 numbers are no more than
-    64 * 256, 8 * 3000 are, and none is kept of a size that is not known. Elsewhere they have rows of their own."""
+    64 * 256, 8 * 3000 are, and none is kept of a size that is not known. Elsewhere they have separate rows."""
     found = written(LAYER_NORM_GRADIENT, gradient_shapes(columns), frozenset({0}), columns // 24, False, known)
     row = "[GRID_1056-WARP_8,CTA];"
     over, outputs = (row, COLUMNS) if together else (f"[WARP,{COLUMNS}];", FLAT)

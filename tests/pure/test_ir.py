@@ -92,7 +92,7 @@ def test_schedule_reads_shapes_early_and_frees_early():
 
 
 def test_schedule_puts_views_before_their_first_reader():
-    """Two in a row keep their order; one that nobody reads stays."""
+    """Two in a row keep their order; one that no node reads stays."""
     nodes = [
         Node("x", "Relu", [], outputs=1),
         Node("one", "Identity", [TensorId("x")], outputs=1),

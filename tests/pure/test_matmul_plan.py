@@ -22,7 +22,7 @@ SIZES = product_sizes("h200")
 
 
 def graph(left: Dims = (None, 512), right: Dims = (512, 2048), dtype: str = "float32", **attrs: Any) -> Graph:
-    """x @ w, with a bias if something is fused; somebody reads it, and somebody waits for it."""
+    """x @ w, with a bias if something is fused; one op reads it, and one waits for it."""
     fused = "fused_ops" in attrs
     inputs = [TensorId(name) for name in ("x", "w", *(("bias",) if fused else ()))]
     attrs = {"T": DataType(dtype), "transpose_a": False, "transpose_b": False} | attrs
@@ -46,7 +46,7 @@ def graph(left: Dims = (None, 512), right: Dims = (512, 2048), dtype: str = "flo
         (graph(dtype="float64"), False),
         (graph(left=None), False),
         (graph(right=None), False),
-        (graph(right=(512, None)), True),  # sizes that nobody knows count as 512
+        (graph(right=(512, None)), True),  # unknown sizes count as 512
         (graph(right=(512, 100)), False),
         (graph(left=(None, 64), right=(64, 256)), False),
         (graph(left=(20, 512)), False),  # so few rows that cuBLAS is faster

@@ -44,7 +44,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 def signed(values: Any) -> str:
-    """As somebody would write it who means to deceive."""
+    """As an attacker would write it."""
     text = json.dumps(values)
     return digest("key", text) + text
 

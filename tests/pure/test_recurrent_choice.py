@@ -40,7 +40,7 @@ def fixture_ranked() -> list[Configuration]:
 def test_the_order_is_the_models(ranked: list[Configuration]) -> None:
     times = {configuration: 100.0 + place for place, configuration in reversed(list(enumerate(ranked)))}
     assert choice.slower(searched(times), "h200") == (0, 0, 0)
-    times[ranked[2]], times[ranked[40]] = 50.0, 25.0  # the first five have the one, nobody has the other
+    times[ranked[2]], times[ranked[40]] = 50.0, 25.0  # the first five include the one, and not the other
     assert choice.slower(searched(times), "h200") == (3, 1, 1)
 
 

@@ -242,7 +242,7 @@ def test_what_threads_keep_between_launches_has_a_place_of_its_own(product: str)
     assert sizes.kept + 4 * 3 * 256 * 5 <= sizes.scratch
     source = generate(spec, configuration, 90)
     assert "sweep_stage<" in source
-    assert FALLBACK not in source  # its blocks wait for nobody
+    assert FALLBACK not in source  # its blocks do not wait
     grid = replace(configuration, exchange="grid")
     assert layout(spec, grid, 90).scratch < sizes.scratch
     assert "sweep_stage<" not in generate(spec, grid, 90)

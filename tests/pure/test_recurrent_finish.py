@@ -1,4 +1,4 @@
-"""What is done to a match at last: initial zeros that nobody fills, biases that products add."""
+"""What is done to a match at last: initial zeros that no op fills, biases that products add."""
 
 from __future__ import annotations
 

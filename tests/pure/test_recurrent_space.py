@@ -98,7 +98,7 @@ def test_a_launch_reads_all_weights_and_needs_no_room_for_all_blocks(units, batc
 
 
 def test_a_cell_of_one_block_has_no_launches():
-    """One block waits for nobody as it is."""
+    """One block never waits."""
     assert space.launched(device_costs.machine("h200"), RecurrentSpec(cells.lstm(), 8), 1) is None
 
 

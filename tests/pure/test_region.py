@@ -56,7 +56,7 @@ def test_updates_that_one_op_waits_for_are_one_step():
         "a/update",
         "b/update",
     ]
-    assert find_fetches(graph(*both)) == ["a/update", "b/update"]  # nobody grouped them: each weight on its own
+    assert find_fetches(graph(*both)) == ["a/update", "b/update"]  # they are in no group: each weight is alone
 
 
 def test_several_steps_are_told_apart():

@@ -33,7 +33,7 @@ def test_a_canonical_gru_exchanges_once() -> None:
     assert [gemm.stage for gemm in plan.gemms] == [0, 0, 1]
     assert (z.buffer, r.buffer, candidate.buffer) == (0, 2, 1)
     assert [buffer.kind for buffer in plan.buffers] == ["units", "local", "own", "parts"]
-    # nobody computes r * h for its own units beside those of all
+    # no CTA computes r * h for its own units beside those of all
     assert plan.replica
     assert not plan.live[r.products[0]]
     assert plan.replica.live[r.products[0]]
@@ -87,7 +87,7 @@ def test_a_chain_of_products_exchanges_once() -> None:
         cells.simple_rnn(),
         addons_cells.nas(),
         addons_cells.layer_norm_lstm(8),  # sums over units that only their CTAs have
-        differentiate(GRU).backward,  # its first product reads what follows from a state that nobody sends
+        differentiate(GRU).backward,  # its first product reads what follows from a state that no CTA sends
     ],
     ids=["lstm", "gru", "rnn", "nas", "layer norm", "gradient"],
 )

@@ -59,7 +59,7 @@ def test_a_later_rewrite_names_what_an_earlier_one_rewired() -> None:
 
 
 class Renaming:
-    """An editor that gives names of its own."""
+    """An editor that chooses other names."""
 
     def __init__(self) -> None:
         self.edits: list[tuple[Any, ...]] = []

@@ -20,12 +20,12 @@ def test_a_warning_names_the_line_of_whoever_called_in():
 
 
 def test_without_a_user_the_warning_is_shown_all_the_same():
-    names = {"__name__": "tfmem.nobody"}
+    names = {"__name__": "tfmem.missing"}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import threading
 
-        source = compile("def run():\n    warn('from a thread')\n", "nobody.py", "exec")
+        source = compile("def run():\n    warn('from a thread')\n", "thread.py", "exec")
         exec(source, names | {"warn": warn}, names)
         names["warn"] = warn
         thread = threading.Thread(target=names["run"])

@@ -32,7 +32,7 @@ END = 60  # for one that was killed or has closed its output
 
 
 class Worker:
-    """One process, started anew after it ended."""
+    """One process, started again after it ended."""
 
     def __init__(self, mode: Sequence[str], seconds: float) -> None:
         self._mode, self._seconds = list(mode), seconds

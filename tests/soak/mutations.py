@@ -322,7 +322,7 @@ def feed_other_shape(dice: random.Random, graph_def: Any, nodes: Nodes) -> None:
 
 
 def bypass(dice: random.Random, graph_def: Any, nodes: Nodes) -> None:
-    """Whoever read a node reads what it read."""
+    """Each reader of a node reads what the node read."""
     node = _with_inputs(dice, nodes)
     if not node.input or node.input[0].startswith("^"):
         return

@@ -74,7 +74,7 @@ def main() -> None:
         print(json.dumps(values), file=out, flush=True)
 
     tf.config.set_visible_devices([], "GPU")
-    # Looked up anew for each graph, this takes longer than all the rest.
+    # Looked up again for each graph, this takes longer than all the rest.
     kernels.get_registered_kernels_for_op = functools.cache(kernels.get_registered_kernels_for_op)
     bases = graph_defs()
     work = plain if sys.argv[1:] == ["plain"] else optimised

@@ -27,7 +27,7 @@ def _dense(weights: Weights, x: np.ndarray) -> np.ndarray:
 
 
 def _normalized(weights: Weights, x: np.ndarray) -> np.ndarray:
-    """`_dense` of the layer-norm LSTM, whose input's product has a normalisation of its own."""
+    """`_dense` of the layer-norm LSTM, whose input's product has a separate normalisation."""
     product = x @ weights["kernel"]
     centred = product - product.mean(-1, keepdims=True)
     normal = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-3)

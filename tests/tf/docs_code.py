@@ -1,7 +1,7 @@
 """Runs the Python blocks of pages of the documentation, in a new folder: `python -m tests.tf.docs_code PAGE ...`
 
 Each page is a program: its blocks run in order, after the names that a reader has already. A block that has to be the
-first of a program, because of a strategy of several workers or of Keras 2, runs in a process of its own.
+first of a program, because of a strategy of several workers or of Keras 2, runs in a separate process.
 """
 
 from __future__ import annotations

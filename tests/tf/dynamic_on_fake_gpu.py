@@ -1,6 +1,6 @@
 """Dynamic nets by the GPU's kernel, scripts and ops, on the fake driver, against TensorFlow and the CPU's definition.
 
-Run by test_dynamic_gpu.py in a process of its own: see `fake_gpu`."""
+Run by test_dynamic_gpu.py in a separate process: see `fake_gpu`."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_updates_are_the_formulas(gpu: FakeGpu, rule: str) -> None:
     _, gradients = net.gradients(trees)
     counts = {"sgd": 0, "momentum": 1, "adam": 2}
     slots = [tf.Variable(tf.zeros_like(p)) for _ in range(counts[rule]) for p in net.parameters]
-    held = net.kernel.read_value()  # so that the variable's memory is somebody else's, too
+    held = net.kernel.read_value()  # so that the variable's memory has another owner, too
     rates = optimizer.rates(tf.constant(1, tf.int64))
     losses, _, done = step(
         load().ops, handle.spec, [*net.parameters, *slots], batch, 0, None, rule, rates, 7, program_of(gpu, handle)

@@ -177,7 +177,7 @@ int main(int, char** paths) {
       case GpuOp::kWait:
         refuse(1, sent.phases, "no phase");
         refuse(2, word[2] + 1, "more processors than signal");
-        refuse(2, 0, "nobody");
+        refuse(2, 0, "other");
         break;
       case GpuOp::kGather:
         refuse(1, 0, "no result");

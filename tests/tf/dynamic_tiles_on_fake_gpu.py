@@ -1,6 +1,6 @@
 """Products of dynamic nets by tensor cores, and how near a kernel is to float64, on the fake driver.
 
-Run by test_dynamic_gpu.py in a process of its own: see `fake_gpu`."""
+Run by test_dynamic_gpu.py in a separate process: see `fake_gpu`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """TfmemFusion as it runs on a GPU, on the fake driver: what it is made of, and how it is called.
 
-In a process of its own, since the op library finds a driver once."""
+In a separate process, since the op library finds a driver once."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class FakeGpu:
         return programs.build(region, ARCH, choose or programs.by_model(PROCESSORS), compile_source=self.compile_source)
 
     def set_time(self, algorithm: int, milliseconds: float) -> None:
-        """What a product takes by an algorithm of cuBLASLt's; none: what all take of which nobody sets it."""
+        """What a product takes by an algorithm of cuBLASLt's; none: what all take that have no time set."""
         self.cublas.fake_cublas_time(algorithm, ctypes.c_float(milliseconds))
 
     def runs(self) -> list[int]:

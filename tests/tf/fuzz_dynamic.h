@@ -184,7 +184,7 @@ class ThreadsAtOnce {
 };
 
 // Threads of a pool that come at once, that come when all is over, or that never do: what is
-// computed is the same, and nobody waits for them.
+// computed is the same, and no thread waits for them.
 void RunEveryWay(DynamicRunner* runner, const tfmem::Script& script) {
   const auto never = [](std::function<void()>) {};
   const std::vector<float> expected = runner->Run(script, 1, never);

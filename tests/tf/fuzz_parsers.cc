@@ -60,7 +60,7 @@ Corpus ReadCorpus(const char* path) {
   return corpus;
 }
 
-// Tensors, each in a block of its own, so that whoever reads past one is seen.
+// Tensors, each in a separate block, so that a read past one is found.
 class Tensors {
  public:
   float* Add(Size numbers) {

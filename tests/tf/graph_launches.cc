@@ -33,7 +33,7 @@ absl::Status Add(tfmem::cuda::Stream stream, absl::Span<const uint64_t> addresse
   return absl::OkStatus();
 }
 
-// Zeroes a number of its own, then adds two numbers to it.
+// Zeroes a separate number, then adds two numbers to it.
 std::vector<tfmem::GraphStep> Sum() {
   std::vector<tfmem::GraphStep> steps(3);
   steps[0].zeros = sizeof(int);
@@ -95,7 +95,7 @@ void TestNothingSetTwice(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   }
   Expect(sum == 6, "three launches");
   fake_fail("cuGraphExecChildGraphNodeSetParams", 0, 1, 910);
-  ExpectOk(graph.Launch(stream, Words(&a, &a, &other)), "made anew where nothing can be set");
+  ExpectOk(graph.Launch(stream, Words(&a, &a, &other)), "made again where nothing can be set");
   while (FakeRunOne()) {
   }
   Expect(other == 4, "it is right then, too");

@@ -171,7 +171,7 @@ def metrics(library: Any) -> None:
 
 
 def callbacks(library: Any) -> None:
-    """Each run has a folder of its own, with equal files."""
+    """Each run has a separate folder, with equal files."""
     with tempfile.TemporaryDirectory() as folder:
         runs: list[Path] = []
 

@@ -135,7 +135,7 @@ def body_of_images(library: Any, inputs: Any) -> Any:
 
 
 def custom_step(library: Any, optimize: Optimize) -> Numbers:
-    """Reads the static batch size in Python, counts what it sees, and keeps a metric of its own."""
+    """Reads the static batch size in Python, counts what it sees, and keeps another metric."""
 
     class Custom(library.Model):
         def __init__(self) -> None:

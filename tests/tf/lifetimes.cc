@@ -79,7 +79,7 @@ void TestCopyOutWithoutEvent(const World& world, bool drains) {
   Expect(source.freed == drains, what + "the source is freed exactly if its copy is done");
   Expect(source.freed_too_early == 0, what + "the source is kept while it is copied");
   Expect((PinnedInUse() == before) == drains, what + "the block goes back if its copy is done");
-  Expect(PoolIsSafe(world), what + "nobody else gets the block meanwhile");
+  Expect(PoolIsSafe(world), what + "no other op gets the block meanwhile");
 }
 
 void TestCopyInWithoutEvent(const World& world, bool drains) {
@@ -96,7 +96,7 @@ void TestCopyInWithoutEvent(const World& world, bool drains) {
   ticket->reset();
   Expect(target.freed_too_early == 0, what + "the target is kept while it is written");
   Expect((PinnedInUse() == before) == drains, what + "the block goes back if its copy is done");
-  Expect(PoolIsSafe(world), what + "nobody else gets the block meanwhile");
+  Expect(PoolIsSafe(world), what + "no other op gets the block meanwhile");
 }
 
 // An aborted step, whose ticket cannot make the compute stream wait.
@@ -115,7 +115,7 @@ void TestNoWaitAtTheEnd(const World& world, bool drains) {
     Expect(buffer->freed_too_early == 0, what + "a buffer is kept while it is copied");
   }
   Expect((PinnedInUse() == before) == drains, what + "the block goes back if its copy is done");
-  Expect(PoolIsSafe(world), what + "nobody else gets the block meanwhile");
+  Expect(PoolIsSafe(world), what + "no other op gets the block meanwhile");
 }
 
 void TestStatusWithoutEvent(const World& world) {

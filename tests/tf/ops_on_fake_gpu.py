@@ -1,4 +1,4 @@
-"""TfmemFusion as it runs on a GPU, on the fake driver; run by test_fusion_gpu.py in a process of its own."""
+"""TfmemFusion as it runs on a GPU, on the fake driver; run by test_fusion_gpu.py in a separate process."""
 
 from __future__ import annotations
 

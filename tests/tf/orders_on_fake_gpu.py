@@ -43,7 +43,7 @@ class Drawn:
             self.rng.choice(["mean", "product", "product", "read", "assign", "update", "view"]),
         )
         variable = int(self.rng.integers(self.variables))
-        if kind == "update":  # in place, if nobody else holds the variable; a product reads it, too
+        if kind == "update":  # in place, if no other op holds the variable; a product reads it, too
             self.values += [SQUARE] * 3
             self.steps += [
                 Read(variable, made),

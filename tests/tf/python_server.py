@@ -2,7 +2,7 @@
 
 A process of pytest has one server for each set of the variables that are read while TensorFlow is imported. The server
 imports it, and forks for each program. TensorFlow has run nothing by then, and so has neither threads nor devices.
-What depends on how Python itself starts needs an interpreter of its own (`subprocess.run`).
+What depends on how Python itself starts needs a separate interpreter (`subprocess.run`).
 """
 
 from __future__ import annotations

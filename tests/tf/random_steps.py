@@ -76,7 +76,7 @@ def binary(choose: random.Random, made: list[Any], variables: list[Any], labels:
 
 
 def weighted(choose: random.Random, made: list[Any], variables: list[Any], labels: Any) -> Any:
-    """Each row by a number of its own."""
+    """Each row by a different number."""
     x = pick(choose, made, 2)
     of_rows = choose.choice([made[1], made[2]])
     return x * of_rows[:, None] if x.shape[0] is None else x + tf.reduce_sum(of_rows)

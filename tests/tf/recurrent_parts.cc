@@ -162,7 +162,7 @@ void TestCooperativeLaunches(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   Expect(launches[2].words == words, "the kernel's parameter");
 }
 
-// Each group of 200 CTAs is more than the 132 processors hold; nobody waits for anybody.
+// Each group of 200 CTAs is more than the 132 processors hold; no CTA waits for another.
 void TestLaunchesOfStages(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   Fields fields;
   fields.ctas = 200;

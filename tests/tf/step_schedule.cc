@@ -59,7 +59,7 @@ Case Random(std::mt19937* random, int64_t scale) {
     std::vector<int> taken = read;
     for (int count = below(3); count > 0; --count) {
       int takes = -1;
-      // What dies here: nobody reads it from now on.
+      // What dies here: no op reads it from now on.
       if (!taken.empty() && below(2)) {
         takes = taken.back();
         taken.pop_back();
@@ -212,7 +212,7 @@ void TestSiblings() {
   const StepSchedule schedule = ScheduleSteps(steps, memories);
   Expect(schedule.after == std::vector<std::vector<int>>({{}, {0}, {0}, {0}, {1, 2, 3}}),
          "siblings run side by side");
-  Expect(schedule.bytes == 7 * 256, "each has memory of its own");
+  Expect(schedule.bytes == 7 * 256, "each has separate memory");
 }
 
 // A chain whose every step has a workspace: one place serves for all.

@@ -1,4 +1,4 @@
-"""Steps that lie on two devices, stitched: a program of its own, as logical devices are made before TensorFlow begins.
+"""Steps that lie on two devices, stitched: a separate program, as logical devices are made before TensorFlow begins.
 
     python -m tests.tf.stitched_on_two_devices GPU
 
@@ -22,7 +22,7 @@ BYTES = 4096  # megabytes of a half of a GPU
 
 
 class Halves:
-    """Two layers, each with its weights, layer normalisation and momentum on a device of its own.
+    """Two layers, each with its weights, layer normalisation and momentum on a separate device.
 
     Attributes:
         variables: weights, then velocities.

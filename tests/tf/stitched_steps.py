@@ -74,7 +74,7 @@ def close(results: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
 
 def run(step: Callable[..., Any], count: int = 5, *arguments: Any) -> list[Any]:
-    """Results of so many steps, each on a batch of its own."""
+    """Results of so many steps, each on a different batch."""
     return [step(*(arguments or batch(seed))) for seed in range(count)]
 
 

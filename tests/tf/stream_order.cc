@@ -44,8 +44,8 @@ class Memory {
   std::vector<int*> idle_;
 };
 
-// As TensorFlow's virtual devices: each has memory and a stream of its own, all share one GPU's
-// context and so the link and the pinned pool.
+// As TensorFlow's virtual devices: each has separate memory and a separate stream, all share one
+// GPU's context and so the link and the pinned pool.
 struct Device {
   Memory memory;
   tfmem::cuda::Stream compute = static_cast<tfmem::cuda::Stream>(FakeNewStream());

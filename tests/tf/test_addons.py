@@ -1,6 +1,6 @@
 """`import tfmem.addons as tfa`: what it needs, what it says without, and that it leaves nothing behind.
 
-`tf.keras` is Keras 2 or 3 for all of a process, so these run in processes of their own. What the cells compute is in
+`tf.keras` is Keras 2 or 3 for all of a process, so these run in separate processes. What the cells compute is in
 `addons_cases.py`, which the last test runs."""
 
 from __future__ import annotations

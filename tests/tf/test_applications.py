@@ -1,5 +1,5 @@
-"""Architectures of keras.applications: planned and put into their graphs; one of them trained. Each in a process of its
-own: what tests before them hold would count."""
+"""Architectures of keras.applications: planned and put into their graphs; one of them trained. Each in a separate
+process: what tests before them hold would count."""
 
 from __future__ import annotations
 

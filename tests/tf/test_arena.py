@@ -69,7 +69,7 @@ def test_they_get_it_before_a_step_is_measured(
 
     monkeypatch.setattr(Meter, "sampled", looked_at)
     budget = (1 << 20) + smallest(lambda size: tfmem.optimize(train, memory_budget=size, cache_directory="")())
-    assert owners(one, two) == [0, 0]  # an error leaves all as it was
+    assert owners(one, two) == [0, 0]  # an error changes nothing
     tfmem.optimize(train, memory_budget=budget, cache_directory="")()
     assert found == [0, 1]
 

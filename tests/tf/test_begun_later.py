@@ -1,4 +1,4 @@
-"""A step is planned, and its recurrent layers are replaced, in the background; until then it runs as it was given."""
+"""A step is planned, and its recurrent layers are replaced, in the background; until then it runs unmodified."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_replicas_are_planned_at_once() -> None:
 
 
 def test_which_passes_run_by_default() -> None:
-    """Fusion does on a GPU, if this process calls the step, so that it is timed; and if nobody says otherwise."""
+    """Fusion does on a GPU, if this process calls the step, so that it is timed; and if no option says otherwise."""
     options = tfmem.Options(cache_directory="")
     called, not_called = (Settings.of(options, GPU, called=called) for called in (True, False))
     assert called.passes == ("recurrent", "fusion", "offload")

@@ -7,9 +7,9 @@ from benchmarks.offload.worker import _head
 RAISED = """Graph execution error:
 
 Detected at node vgg19_1/conv1_1/Relu defined at (most recent call last):
-  File "/home/somebody/benchmarks/worker.py", line 238, in <module>
+  File "/home/user/benchmarks/worker.py", line 238, in <module>
 
-  File "/home/somebody/benchmarks/worker.py", line 38, in main
+  File "/home/user/benchmarks/worker.py", line 38, in main
 
 Out of memory while trying to allocate 3288334336 bytes.
 \t [[{{node vgg19_1/conv1_1/Relu}}]]"""

@@ -1,4 +1,4 @@
-"""Calls of optimised functions: which trace they go to, and that nobody looks for it twice."""
+"""Calls of optimised functions: which trace they go to, and that it is looked up once."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def losses_and_report(budget):
 
 
 def test_a_step_behind_a_py_function_meets_its_budget():
-    # in a process of its own: the measured peak counts what other tests left in memory
+    # in a separate process: the measured peak counts what other tests left in memory
     expected, _ = in_a_process(losses_and_report, None)
     losses, report = in_a_process(losses_and_report, 30 * MIB)
     assert losses == expected

@@ -37,7 +37,7 @@ NETS = [composed_steps.mlp, composed_steps.residual, composed_steps.transformer]
 
 
 def run(make: Any, steps: int, budget: int | None, passes: Any, **how: Any) -> Run:
-    """See `trained`, in a process of its own."""
+    """See `trained`, in a separate process."""
     return in_a_process(_run, make, steps, budget, passes, how, timeout=240)
 
 

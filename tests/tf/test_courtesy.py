@@ -1,4 +1,4 @@
-"""Without a budget of the user's, a GPU's memory is the budget: what cannot be planned for it is left as it was."""
+"""Without a budget of the user's, a GPU's memory is the budget: what cannot be planned for it is left unchanged."""
 
 from __future__ import annotations
 

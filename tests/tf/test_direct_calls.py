@@ -1,4 +1,4 @@
-"""Calls of rewritten functions go straight to their graph where nobody watches them, else as TensorFlow's do."""
+"""Calls of rewritten functions go straight to their graph where nothing watches them, else as TensorFlow's do."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Run:
 
 def check_equal(run, smallest, **options):
     expected = run()
-    assert len({tuple(result[1:]) for result in expected}) == len(expected)  # each step draws anew
+    assert len({tuple(result[1:]) for result in expected}) == len(expected)  # each step draws other numbers
     budget = SPARE + smallest(run)
     assert run(budget, **options) == expected
     assert run.report.decision == "moved"
@@ -278,9 +278,7 @@ def test_a_concrete_function_goes_on_and_can_be_saved(drawing, smallest, tmp_pat
     tf.saved_model.save(module, str(tmp_path), signatures=concrete)
     loaded = tf.saved_model.load(str(tmp_path)).signatures["serving_default"]
     drawn = [loaded(x=run.batch[0], y=run.batch[1])["output_1"] for _ in range(2)]
-    outer = tf.function(
-        lambda x, y: run.function(x, y)[1]
-    )  # a graph of its own has kernels of its own, in TensorFlow too
+    outer = tf.function(lambda x, y: run.function(x, y)[1])  # a separate graph has separate kernels, in TensorFlow too
     assert [flat(outer(*run.batch)) for _ in range(2)] == [flat(each) for each in drawn] == [run()[0][1:], run()[1][1:]]
 
 
@@ -298,7 +296,7 @@ def test_what_reads_records_reads_on(drawing, smallest, tmp_path):
 
 
 def test_a_step_that_fits_still_has_a_gradient(new_net, batch):
-    """What moves nothing runs as it was, also where others build on it."""
+    """What moves nothing runs unmodified, also where others build on it."""
     net = new_net()
     function = tfmem.optimize(
         tf.function(lambda x, y: net.loss(tf.nn.dropout(x, 0.5, seed=1), y)), memory_budget=1 << 33

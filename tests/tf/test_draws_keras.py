@@ -1,4 +1,4 @@
-"""Keras models whose steps draw, trained under a budget; each in a process of its own, for TensorFlow's settings."""
+"""Keras models whose steps draw, trained under a budget; each in a separate process, for TensorFlow's settings."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_an_eager_step_is_that_of_a_function(weighted):
         more = {"loss_weights": tf.linspace(0.5, 2.0, count), "seed": number} if weighted else {}
         for one, other in zip(_parts_of(handles[0])(batch, **more), compiled(batch, **more), strict=True):
             np.testing.assert_array_equal(one, other)
-        # splits of 32 bits, which have a trace of their own
+        # splits of 32 bits, which have a separate trace
         short = dynamic.Batch(*(part.with_row_splits_dtype(tf.int32) for part in batch))
         np.testing.assert_array_equal(handles[0].step(short, **more).losses, compiled(batch, **more)[0])
     for one, other in zip(*(net.parameters for net in nets), strict=True):

@@ -104,7 +104,7 @@ def test_what_is_no_graph_is_an_error(node: Any, error: type[Exception], words: 
 
 
 def test_nothing_is_kept() -> None:
-    kinds = [1_000_000 + number for number in range(3)]  # objects of their own
+    kinds = [1_000_000 + number for number in range(3)]  # separate objects
     leaf = dynamic.Node(kinds[0], (), ())
     root = dynamic.Node(kinds[1], [leaf, leaf], (kinds[2],))
     before = [sys.getrefcount(each) for each in (*kinds, leaf, root)]

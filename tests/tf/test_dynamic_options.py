@@ -96,7 +96,7 @@ def test_an_op_is_placed_on_the_device_that_is_named(monkeypatch: pytest.MonkeyP
 
 
 def test_what_an_optimizer_keeps_lies_beside_its_parameter() -> None:
-    """In a process of its own, which has two devices."""
+    """In a separate process, which has two devices."""
     program = """
 import tensorflow as tf
 from tfmem import dynamic

@@ -75,7 +75,7 @@ WRONG = {
     "a matrix that was reshaped": lambda x, i: x[:6] * tf.gather(tf.reshape(NET.square, [24, 6]), i),
     "product with a matrix that was reshaped": lambda x, i: tf.linalg.matvec(tf.reshape(NET.matrix, [4, 12]), x),
     "an effect": lambda x, i: NET.vector.assign_add(tf.ones([WIDTH])) * x,
-    "a gradient of its own": lambda x, i: tf.grad_pass_through(tf.square)(x),
+    "a custom gradient": lambda x, i: tf.grad_pass_through(tf.square)(x),
     "a registered gradient": lambda x, i: tripled(x),
     "integers": lambda x, i: tf.cast(tf.raw_ops.Div(x=tf.where(x > 0, 3, 1), y=2), tf.float32),
 }

@@ -46,7 +46,7 @@ def test_no_tape_knows_of_a_call():
 
 
 def test_a_step_under_a_tape_trains_as_without():
-    """Nor does it warn that something runs as it was."""
+    """Nor does it warn that something runs unmodified."""
     losses = []
     for taped in (False, True):
         net = TreeLSTM(hidden=6, width=4)

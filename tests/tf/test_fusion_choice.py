@@ -219,7 +219,7 @@ def test_a_choice_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         step(x)
         assert found.slices == slices
         said.append(tfmem.report(step).fusion)
-        if len(said) == 2:  # what another program made of the file is found out, and timed anew
+        if len(said) == 2:  # what another program made of the file is found out, and timed again
             (file,) = (tmp_path / "choices").glob("*/*")
             file.write_bytes(file.read_bytes()[:-3])
     assert said == [

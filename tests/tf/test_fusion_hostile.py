@@ -1,4 +1,4 @@
-"""TfmemFusion with texts that nobody wrote: an error of TensorFlow's, or a run within what there is."""
+"""TfmemFusion with corrupt texts: an error of TensorFlow's, or a run within what there is."""
 
 from __future__ import annotations
 

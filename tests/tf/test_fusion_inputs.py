@@ -46,7 +46,7 @@ def test_shapes_that_are_relaxed_after_tracing() -> None:
 
 @pytest.mark.parametrize("count", [24, 80])
 def test_tensors_each_of_which_has_a_size_of_its_own(count: int) -> None:
-    """Each size that nobody knows is an axis: a program has 64 at most, and more tensors take more programs."""
+    """Each unknown size is an axis: a program has 64 at most, and more tensors take more programs."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 5])] * count)
     def step(*tensors: Any) -> Any:
@@ -64,7 +64,7 @@ def test_tensors_each_of_which_has_a_size_of_its_own(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_tensors_two_of_whose_sizes_nobody_knows(count: int) -> None:
-    """What a kernel gives passes through an Identity of its own, which is no view: nothing would tell its shape."""
+    """What a kernel gives passes through a separate Identity, which is no view: nothing would tell its shape."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, None, 4])] * count)
     def step(*tensors: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sizes that nobody knows before the step runs: one program serves them all, or says why not."""
+"""Sizes that are unknown before the step runs: one program serves them all, or says why not."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_one_program_for_all_batch_sizes(function, batch):
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_all_elements_of_a_batch_are_more_than_its_rows(batch: int) -> None:
-    """Rows of five become one axis, whose size nobody knows either, but it is not that of the labels."""
+    """Rows of five become one axis, whose size is unknown as well, but it is not that of the labels."""
     given = values(batch, 5), values(batch), values(batch, 5, seed=1)
     shapes = [(None, 5), (None,), (None, 5)]
     lowered = Lowered(lambda x, y, z: (tf.exp(x + z), y * 2.0, z - 1.0), *given, shapes=shapes, one_batch=True)

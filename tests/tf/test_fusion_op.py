@@ -229,7 +229,7 @@ def test_dtypes() -> None:
 
 
 def test_an_input_of_the_step_is_not_overwritten() -> None:
-    """The op may write over an input that nobody else holds, but over no other."""
+    """The op may write over an input that no other op holds, but over no other."""
     region = Region(1, (), (floats(None), floats(None)), (kernel(TWICE, (0,), (1,)),), (1,))
 
     @tf.function

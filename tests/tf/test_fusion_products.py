@@ -1,4 +1,4 @@
-"""Products of a region on the CPU, by loops of its own, beside the definition in float64."""
+"""Products of a region on the CPU, by the region's loops, beside the definition in float64."""
 
 from __future__ import annotations
 

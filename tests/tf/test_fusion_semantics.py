@@ -1,4 +1,4 @@
-"""What else a step does stays as it was: errors, assertions, prints, random numbers, what runs before what."""
+"""What else a step does does not change: errors, assertions, prints, random numbers, what runs before what."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_every_instruction_set_draws_the_same(
 
 
 def test_a_mask_beside_a_softmax() -> None:
-    """Read along rows, in a stage of its own, in tiles that begin within a group, by several threads."""
+    """Read along rows, in a separate stage, in tiles that begin within a group, by several threads."""
 
     def function(scores: Any, incoming: Any, seed: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -158,7 +158,7 @@ def test_a_mask_beside_a_softmax() -> None:
 
 
 class Scale(keras.layers.Layer):
-    """Each input times a weight of its own: no product of matrices, so that nothing but a batch is added up."""
+    """Each input times a different weight: no product of matrices, so that nothing but a batch is added up."""
 
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=shape[1:], initializer="random_normal")

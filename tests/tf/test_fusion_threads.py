@@ -75,7 +75,7 @@ def test_threads_train_together() -> None:
         thread.start()
     for thread in threads:
         thread.join(120)
-    # One after the other, whoever is first: each loss is smaller than the one before, and none is there twice.
+    # One after the other, in any order: each loss is smaller than the one before, and none is there twice.
     assert len(set(losses)) == 150
     assert max(losses) < first
 

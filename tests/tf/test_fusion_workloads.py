@@ -35,7 +35,7 @@ def without_remapper():
 
 @pytest.fixture(scope="module", name="apart")
 def fixture_apart() -> Iterator[ProcessPoolExecutor]:
-    """A process of its own: oneDNN keeps 80 MB of rokid, and TensorFlow all variables of a Keras model that ran in a
+    """A separate process: oneDNN keeps 80 MB of rokid, and TensorFlow all variables of a Keras model that ran in a
     `tf.function`, which would count as in use in the tests that follow."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         yield pool

@@ -1,4 +1,4 @@
-"""What reads cells, programs of all kinds and dynamic nets, on texts that nobody wrote.
+"""What reads cells, programs of all kinds and dynamic nets, on corrupt texts.
 
 `make fuzz` runs a million of them."""
 

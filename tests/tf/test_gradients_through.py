@@ -28,7 +28,7 @@ def fixture_x():
 
 @pytest.fixture(name="pair")
 def fixture_pair(model):
-    """The function as it was, and optimised."""
+    """The function unmodified, and optimised."""
     plain = tf.function(model.__call__)
     return plain, tfmem.optimize(tf.function(model.__call__))
 

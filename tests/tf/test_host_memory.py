@@ -47,7 +47,7 @@ CASES = {
         5000,
     ),
     "group 2 without usage": (MACHINE | {f"{V2}/memory.max": "5000\n"}, 800 * KIB, 5000),
-    "a group of its own": (
+    "a separate group": (
         MACHINE | {"proc/self/cgroup": "0::/a/b\n"} | version_2(f"{V2}/a/b", 5000, 1000),
         4000,
         5000,
@@ -67,7 +67,7 @@ CASES = {
     ),
     "group 1": (MACHINE | version_1(V1, 5000, 3000, 500), 2500, 5000),
     "group 1 without limit": (MACHINE | version_1(V1, NONE, 3000, 500), 800 * KIB, 1000 * KIB),
-    "group 1 of its own": (
+    "a separate group 1": (
         MACHINE
         | {"proc/self/cgroup": "4:cpu,memory:/x/y\n3:cpu:/z\n0::/\n"}
         | version_1(f"{V1}/x/y", 5000, 3000)

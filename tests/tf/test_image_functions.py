@@ -164,7 +164,7 @@ def test_a_saved_model_holds_it_once_and_a_fresh_process_finds_it(read: Any, pla
 
 
 def test_passes_write_it_and_functions_are_rebuilt_with_it(read: Any) -> None:
-    """Through the IR, then through `tfmem.optimize`, which runs Grappler and builds functions anew."""
+    """Through the IR, then through `tfmem.optimize`, which runs Grappler and builds functions again."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [], "x")
         tf.identity(x, "y")

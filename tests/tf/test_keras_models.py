@@ -50,7 +50,7 @@ def test_recurrent_layers_are_replaced_and_nothing_else_changes(library: Any, st
 
 @LIBRARIES
 def test_a_trace_serves_all_batches(library: Any, flow: Any) -> None:
-    """Without a budget nothing is planned for a batch size of its own."""
+    """Without a budget nothing is planned for another batch size."""
     model = tfmem.optimize(recurrent(library))
     shapes = []
     optimized = model.train_function._step

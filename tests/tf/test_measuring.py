@@ -95,7 +95,7 @@ def test_calls_that_overlap_disturb_each_other(monkeypatch):
 
     result, peak = engine.meter.watched(within)
     assert result == 7
-    assert peak is not None  # to read disturbs nobody
+    assert peak is not None  # reading disturbs no call
     (inner, no_peak), outer = engine.meter.watched(lambda: engine.meter.watched(within))
     assert inner == 7
     assert no_peak is None

@@ -148,7 +148,7 @@ def test_no_library_for_another_tensorflow(tmp_path: Path) -> None:
 
 
 def test_a_library_that_does_not_load(tmp_path: Path) -> None:
-    """In a process of its own, which takes the wrong file for its library."""
+    """In a separate process, which takes the wrong file for its library."""
     program = f"""
 import pathlib, tensorflow as tf
 from custom_ops import load

@@ -1,4 +1,4 @@
-"""Memory that is not as it was planned for: another budget for later steps, or less of it free. Numbers stay right."""
+"""Memory that differs from the plan: another budget for later steps, or less of it free. Numbers stay right."""
 
 from __future__ import annotations
 

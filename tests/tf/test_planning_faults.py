@@ -1,4 +1,4 @@
-"""A fault of tfmem's own never reaches the user as such: the step runs as it was, or by the plan that ran, or is
+"""A fault in tfmem never reaches the user as such: the step runs unmodified, or by the plan that ran, or is
 refused before anything runs."""
 
 import warnings

@@ -1,4 +1,4 @@
-"""Loops as people write them, cells that nobody named, and what stays as it is: replaced, run, and compared."""
+"""Loops as people write them, cells without a name, and what stays as it is: replaced, run, and compared."""
 
 from __future__ import annotations
 

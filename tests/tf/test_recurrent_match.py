@@ -174,7 +174,7 @@ def test_dropout_of_states(package: Any, kind: str) -> None:
     layer = randomised(getattr(package.layers, kind)(UNITS, recurrent_dropout=0.4, dropout=0.3, **settings))
     trace, replaced, plan, ops = with_layers_replaced(lambda x: layer(x, training=True), SEQUENCE)
     assert ops.count(RECURRENT_OP) == 1, str(plan)
-    if package is keras:  # its masks come from a seed that is a variable; others draw anew in each call
+    if package is keras:  # its masks come from a seed that is a variable; others draw other numbers in each call
         compare(trace, replaced, [X])
 
 

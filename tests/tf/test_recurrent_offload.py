@@ -51,5 +51,5 @@ def test_what_a_replaced_layer_keeps_moves(tmp_path: Any) -> None:
     assert len(report.replaced) == 5
     assert taken < 0.9 * needed
     assert report.peak_measured is not None
-    assert report.peak_measured < 1.05 * budget  # TensorFlow's CPU runs small ops in an order of its own
+    assert report.peak_measured < 1.05 * budget  # TensorFlow's CPU runs small ops in another order
     assert report.peak_measured <= budget or any("OVER BUDGET" in note for note in report.notes)

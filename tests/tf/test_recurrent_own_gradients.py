@@ -109,7 +109,7 @@ def test_own_gradients(own: Any, loop: Any) -> None:
 
 
 def bare(graph_def: Any) -> Any:
-    """As another tool could write it: nothing says any more that an op has a gradient of its own."""
+    """As another tool could write it: nothing says any more that an op has a custom gradient."""
     result = v1.GraphDef()
     result.CopyFrom(graph_def)
     for node in [*result.node, *(node for function in result.library.function for node in function.node_def)]:
@@ -144,7 +144,7 @@ def graph_of(own: Callable[[Any], Any], loop: Callable[..., Any] = looped) -> An
 
 
 def optimized(graph_def: Any) -> tuple[Any, RecurrentPlan]:
-    """And the plan: a GraphDef that stays as it was has no report."""
+    """And the plan: an unchanged GraphDef has no report."""
     names = ["loss", "kernel_gradient", "recurrent_gradient", "initialize"]
     result = tfmem.optimize(graph_def, feeds=["x"], fetches=names)
     graph = serde.from_graph_def(graph_def, functions=True)

@@ -147,7 +147,7 @@ def test_a_state_that_another_recurrence_left() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_frozen_layer(masked: bool) -> None:
-    """TensorFlow writes its gradient, and nobody needs it."""
+    """TensorFlow writes its gradient, and nothing needs it."""
     layers = [L.Masking()] if masked else []
     network = sequential(*layers, L.LSTM(UNITS, unroll=True, trainable=False), L.Dense(2))
     x = tf.constant(numbers(BATCH, STEPS, INPUTS))

@@ -87,7 +87,7 @@ for _ in range(2):
 
 
 def test_it_is_said_once(library: Library, tmp_path: Path) -> None:
-    """In a process of its own, whose standard error is read; a key of this process is unknown there."""
+    """In a separate process, whose standard error is read; a key of this process is unknown there."""
     path = tmp_path / "graph.pb"
     path.write_bytes(exported(library, spill_key=library.spill_key(str(tmp_path))).SerializeToString())
     result = run_python(["-c", CHILD, str(path)], {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"})

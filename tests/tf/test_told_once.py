@@ -139,7 +139,7 @@ def test_nothing_can_be_observed(new_net, batch, budget):
 
 @pytest.mark.parametrize("kind", ["function", "graph"])
 def test_memory_that_is_not_planned(kind, new_net, batch, flow):
-    """As on a GPU, whose memory is the budget where nobody gives one."""
+    """As on a GPU, whose memory is the budget where none is given."""
     engine = make_engine(tfmem.Options(), called=kind == "function")
     engine = engine.under(replace(engine.settings, budget=1 << 20))
     net = new_net()

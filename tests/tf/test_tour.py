@@ -13,7 +13,7 @@ if not (ROOT / "examples").is_dir():
 
 
 def test_the_page_quotes_what_the_example_prints():
-    # A process of its own: what other tests still hold in memory counts against the example's budget.
+    # A separate process: what other tests still hold in memory counts against the example's budget.
     done = run_python(["-m", "examples.tour"], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     printed = done.stdout

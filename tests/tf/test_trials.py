@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 @dataclass
 class FakeEngine:
-    """An engine with a region of its own and a host of any size."""
+    """An engine with a separate region and a host of any size."""
 
     memory: int
     refuse: bool = False

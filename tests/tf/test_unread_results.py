@@ -1,4 +1,4 @@
-"""What nobody reads of conditions and loops is not computed, as in TensorFlow; values, draws and effects stay."""
+"""What no op reads of conditions and loops is not computed, as in TensorFlow; values, draws and effects stay."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ from tfmem.capture.unread_results import without_unread
 from tfmem.frontends.graph_def import capture_graph_def
 
 SPEC = tf.TensorSpec([3, 3])
-UNREAD = {"Sinh", "Cosh", "Tan", "Asin", "Acos", "Atan", "Erf", "Digamma", "Expm1"}  # of results that nobody reads
+UNREAD = {"Sinh", "Cosh", "Tan", "Asin", "Acos", "Atan", "Erf", "Digamma", "Expm1"}  # of results that no op reads
 INPUTS = [tf.random.stateless_normal([3, 3], [seed, 2]) + shift for seed, shift in ((1, 3.0), (2, -3.0))]
 
 

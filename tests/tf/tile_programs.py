@@ -132,7 +132,7 @@ def run(text: str, axes: Sequence[int], inputs: Sequence[Array], *outputs: tuple
     for threads in (1, 3):
         arrays = [np.empty(shape, tf.as_dtype(dtype).as_numpy_dtype) for dtype, shape in outputs]
         for array in arrays:
-            array.view(np.uint8).fill(0xA5) if array.ndim and array.size else None  # whoever forgets a number is seen
+            array.view(np.uint8).fill(0xA5) if array.ndim and array.size else None  # shows what is not written
         prepared.run(read, arrays, threads)
         results.append(arrays)
     for one, three in zip(*results, strict=True):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from custom_ops.dynamic.node_code import Instruction, Kind, Parameter
+from custom_ops.dynamic.node_code import Instruction, Kind
 from custom_ops.expr.table import FLOAT_OPS
 
 BEFORE, LEVEL, AFTER, BACK_BEFORE, BACK_LEVEL, BACK_AFTER, GRADIENTS = range(7)
@@ -66,19 +66,16 @@ class Sections:
     steps: tuple[tuple[SectionStep, ...], ...]
 
 
-def sections(
-    parameters: tuple[Parameter, ...], kind: Kind, code: tuple[Instruction, ...], together: bool = False
-) -> Sections:
+def sections(kind: Kind, code: tuple[Instruction, ...], together: bool = False) -> Sections:
     """The sections of the kind with `code`, which `differentiate` returned.
 
     Args:
-        parameters: of the net.
         kind: the kind.
         code: its code, with the backward pass.
         together: whether products follow each other where they can, for a CPU's scripts. A GPU's segments find products
             wherever they are.
     """
-    return _Writer(kind, code, _sections_of(kind, code), together).write()
+    return _Writer(code, _sections_of(kind, code), together).write()
 
 
 def _sections_of(kind: Kind, code: tuple[Instruction, ...]) -> list[int]:
@@ -129,7 +126,7 @@ def _needed(code: tuple[Instruction, ...], sinks: tuple[str, ...]) -> list[bool]
 
 
 class _Writer:
-    def __init__(self, kind: Kind, code: tuple[Instruction, ...], found: list[int], together: bool) -> None:
+    def __init__(self, code: tuple[Instruction, ...], found: list[int], together: bool) -> None:
         self.code, self.found, self.together = code, found, together
         readers: list[set[int]] = [set() for _ in code]
         for place, instruction in enumerate(code):

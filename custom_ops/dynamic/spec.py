@@ -96,7 +96,7 @@ class Spec:
         lines = [line("parameter", int(s), *p.shape) for p, s in zip(self.parameters, self.sparse, strict=True)]
         lines += [line("type", *widths) for widths in self.types]
         for kind in self.kinds:
-            lines += _kind(kind, self.types, sections(self.parameters, kind, self.code(kind), together=True))
+            lines += _kind(kind, self.types, sections(kind, self.code(kind), together=True))
         return joined(FORMAT, lines)
 
 

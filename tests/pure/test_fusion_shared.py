@@ -193,7 +193,7 @@ def _check(found: KernelPlan, piece: Piece) -> None:
         root.node: number
         for number, loop in enumerate(piece.loops)
         for root in loop.roots
-        if is_array(pattern, root, found.mappings[root.name])
+        if is_array(root, found.mappings[root.name])
     }
     assert shared.places.keys() == written.keys()
     read = {place: len(piece.loops) if place in piece.saved else number for place, number in written.items()}

@@ -66,7 +66,7 @@ class DynamicProgram:
 
 def kinds_of(spec: Spec) -> tuple[KindCode, ...]:
     """The kinds of a net as a GPU runs them."""
-    return tuple(kind_code(sections(spec.parameters, kind, spec.code(kind))) for kind in spec.kinds)
+    return tuple(kind_code(sections(kind, spec.code(kind))) for kind in spec.kinds)
 
 
 def build(

@@ -231,7 +231,7 @@ class _Cutter:
         while left:
             ready = [p for p in left if p in self.products and self._ready_product(self.products[p], done)]
             if ready:
-                for call in self._calls(ready, done):
+                for call in self._calls(ready):
                     members = {part.item for part in call.parts} | {sink for part in call.parts for sink in part.sinks}
                     where.update(dict.fromkeys(members, len(segments)))
                     segments.append(Segment(rounds, call))
@@ -251,7 +251,7 @@ class _Cutter:
         refs = (*product.operands, *([product.base] if product.base else []))
         return all(ref.kind != "v" or ref.number in done for ref in refs)
 
-    def _calls(self, ready: list[int], done: set[int]) -> Iterator[ProductCall]:
+    def _calls(self, ready: list[int]) -> Iterator[ProductCall]:
         groups: dict[object, list[_Product]] = {}
         for place in ready:
             product = self.products[place]

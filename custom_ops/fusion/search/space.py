@@ -160,7 +160,7 @@ def _whole_inputs(pattern: Pattern, root: Root) -> set[int]:
 
 
 def _stitchings(pattern: Pattern, sizes: Sequence[int], groups: Sequence[Sequence[Root]]) -> list[Stitching]:
-    candidates = [_candidates(pattern, sizes, group) for group in groups]
+    candidates = [_candidates(sizes, group) for group in groups]
     best = tuple(found[0] for found in candidates)
     others = [
         (*best[:number], rows, *best[number + 1 :]) for number, found in enumerate(candidates) for rows in found[1:]
@@ -173,7 +173,7 @@ def _positions(group: Sequence[Root], sizes: Sequence[int]) -> int:
     return sum(prod(sizes[axis] for axis in root.axes) for root in group)
 
 
-def _candidates(pattern: Pattern, sizes: Sequence[int], group: Sequence[Root]) -> list[Rows]:
+def _candidates(sizes: Sequence[int], group: Sequence[Root]) -> list[Rows]:
     """The rows that a component's roots can share, those first that fit the most positions."""
 
     def fitting(rows: Rows) -> tuple[int, int]:

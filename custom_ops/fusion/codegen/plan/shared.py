@@ -19,7 +19,7 @@ from custom_ops.expr.nodes import arguments_of
 from custom_ops.fusion.codegen.plan.dominance import DominanceTree
 from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, counted
 from custom_ops.fusion.codegen.plan.mapping import TILE, WARP, Mapping
-from custom_ops.fusion.codegen.plan.pattern import Pattern, Root
+from custom_ops.fusion.codegen.plan.pattern import Root
 
 ALIGNMENT = 16
 PITCH = 2  # numbers between the rows of a product's tile (`kernels/contraction.cuh`)
@@ -183,10 +183,10 @@ class _Graph:
 
 def _kept(plan: KernelPlan, roots: Iterable[Root]) -> list[Root]:
     """The roots whose result is an array in shared memory."""
-    return [root for root in roots if is_array(plan.pattern, root, plan.mappings[root.name])]
+    return [root for root in roots if is_array(root, plan.mappings[root.name])]
 
 
-def is_array(pattern: Pattern, root: Root, found: Mapping) -> bool:
+def is_array(root: Root, found: Mapping) -> bool:
     """Whether a root's result is an array within a row, in shared memory."""
     return root.output is None and not found.partial and (not root.reduced or found.way in ("serial", "warps"))
 

@@ -126,8 +126,8 @@ class ProductWriter(PieceWriter):
         """A function that computes a factor's numbers: those of neighbours along its own axes, four along the depth."""
         each = self.tile.rows if own == self.rows and not self.tile.tensor else self._lane_share(own)
         along_depth, along_own = self._along(place, found.depth), self._along(place, own)
-        width = min(each, self._width(place, own, along_own))
-        if self._width(place, found.depth, along_depth) == QUAD and len(along_depth) >= len(along_own):
+        width = min(each, self._width(own, along_own))
+        if self._width(found.depth, along_depth) == QUAD and len(along_depth) >= len(along_own):
             body = self._along_depth(found, place, own, names)
         elif width > 1:
             body = self._along_own(found, place, own, width, names)
@@ -143,7 +143,7 @@ class ProductWriter(PieceWriter):
         nodes = (self.pattern.program.nodes[each] for each in self._needed(place))
         return [node for node in nodes if isinstance(node, Input) and axes and lies_along(self.pattern, node, axes[-1])]
 
-    def _width(self, place: int, axes: Sequence[int], inputs: Sequence[Input]) -> int:
+    def _width(self, axes: Sequence[int], inputs: Sequence[Input]) -> int:
         """How many of their numbers along the last of `axes` can be loaded at once."""
         size = self.pattern.sizes[axes[-1]] if axes else None
         for width in (4, 2):

@@ -215,7 +215,7 @@ class RowWriter(PieceWriter):
         before = self.values.make([place for place in missing if not self.values.varies(place, inside)], row)
         if not loop.axes:
             return [*before, *self._once(loop, row)]
-        arrays = [root for root in loop.roots if is_array(self.pattern, root, self.plan.mappings[root.name])]
+        arrays = [root for root in loop.roots if is_array(root, self.plan.mappings[root.name])]
         meet = [self._barrier()] if arrays else []
         if loop.serial:
             lines = [*before, *meet, *self._nested(loop, row), *meet]

@@ -115,7 +115,7 @@ def find_regions(
             if apart:
                 like = CanonicalOrder(graph, order, net, met)
                 regions = [members if apart.isdisjoint(members) else tuple(like(members)) for members in regions]
-            return regions, _reasons(op_patterns, order, inside, borders)
+            return regions, _reasons(order, inside, borders)
         whole |= left | more.keys()
         borders |= more
 
@@ -223,7 +223,6 @@ def _conflicts(graph: Graph, op_patterns: Mapping[str, NodePattern], members: Se
 
 
 def _reasons(
-    op_patterns: Mapping[str, NodePattern],
     order: Sequence[str],
     inside: Collection[str],
     borders: Mapping[str, Refusal],

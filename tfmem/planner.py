@@ -38,6 +38,7 @@ from tfmem.steps import dividing
 from tfmem.steps.given_plan import planned_moves
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles, KnownProfiles
+from tfmem.steps.planning import cuts_loops
 from tfmem.steps.trace import Trace
 
 POINTS = 7  # of the curve
@@ -179,13 +180,16 @@ class _Planned:
         if layers is not None:
             trace.use_layers(*layers)
         trace.read()
-        step = trace.step
-        self._digests = digests(step.graph, step.order)
+        step, budget = trace.step, engine.settings.budget
         if step.shared:
             raise GraphError(
                 f"'{trace.name}' runs on several devices, which tfmem.plan does not plan ({step.shared}); call "
                 "tfmem.optimize, whose report shows each device"
             )
+        if budget is not None and cuts_loops(engine, trace, budget):
+            step = trace.step
+            self._notes.append("loops run in pieces")
+        self._digests = digests(step.graph, step.order)
         known = KnownProfiles(engine, trace, BatchProfiles()).find() if here else None
         if known is None:
             self._timeline = step.timeline(

@@ -15,6 +15,7 @@ from graph_passes import splitting
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.splitting import CLEARLY
 from tests.tf.memory_in_use import in_use
+from tests.tf.test_loop_memory import Net
 from tfmem.options import Options
 from tfmem.steps import dividing
 from tfmem.steps.given_plan import DIVIDED
@@ -263,3 +264,20 @@ def test_no_clock_decides_on_a_cpu_unless_it_is_asked_for_and_such_a_plan_is_car
     report = tfmem.report(model)
     assert report.splits
     assert DIVIDED in report.notes
+
+
+def test_a_plan_has_loops_in_pieces_and_is_carried_out() -> None:
+    """Its budget is less than the loop's lists take with what else is there, so only pieces of them fit."""
+    x = tf.random.stateless_normal([2048, 64], [3, 4])
+    alone = replace(UNCACHED, passes=("offload",))  # else the loop is replaced as a recurrent layer
+    plain, function = tf.function(Net().step), tf.function(Net().step)
+    expected = [float(plain(x)) for _ in range(3)]
+    plan = tfmem.plan(function, (x,), budget=10 * MIB + in_use(), curve=False, options=alone)
+    assert plan.feasible
+    assert plan.moves
+    assert "loops run in pieces" in plan.notes
+    ours = tfmem.optimize(function, plan=plan, options=alone)
+    assert [float(ours(x)) for _ in range(3)] == expected
+    report = tfmem.report(ours)
+    assert len(report.transfers) == len(plan.moves)
+    assert any("by the given plan" in str(note) for note in report.notes)

@@ -27,6 +27,12 @@ def planned_for(plan: Plan, trace: Trace) -> bool:
     return plan.inputs == trace.input_specs
 
 
+def of_graph(plan: Plan, trace: Trace) -> bool:
+    """Whether the plan is for the very ops of a trace."""
+    found = digests(trace.step.graph, trace.step.order)
+    return [each for _, each in plan.ops] == [each for _, each in found]
+
+
 def require_same(plan: Plan, trace: Trace) -> None:
     """Refuse a graph that is not the one that was planned. Raises StalePlanError."""
     plan.renamed(digests(trace.step.graph, trace.step.order))

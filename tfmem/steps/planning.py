@@ -15,7 +15,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps import known_moves
 from tfmem.steps.agreement import agreed, meets_others
-from tfmem.steps.given_plan import DIVIDED, NOT_DIVIDED, OTHER_INPUTS, by_plan, planned_for, require_same
+from tfmem.steps.given_plan import DIVIDED, NOT_DIVIDED, OTHER_INPUTS, by_plan, of_graph, planned_for, require_same
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
@@ -125,6 +125,8 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     if given is not None and trace.split is None:
         same = planned_for(given, trace)
         if same and not given.split:
+            if not of_graph(given, trace):
+                cuts_loops(engine, trace, budget)
             return by_plan(job, state, given)
         state = replace(state, notes=(*state.notes, _divided_by(trace, given, budget) if same else OTHER_INPUTS))
     if (by_known := known_moves.run(job, state)) is not None:
@@ -183,6 +185,13 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
         return Transition(Event.KNOWN, move.state) if isinstance(move.state, Trying) else move
     search = replace(search, tried=frozenset([first.actions]))
     return Transition(Event.UNKNOWN, probed(job, Warming, state, search, first))
+
+
+def cuts_loops(engine: Engine, trace: Trace, budget: int) -> bool:
+    """Put loops into pieces where a step may need more than the budget, and their lists much of it; whether there are
+    any."""
+    peak = trace.step.timeline(engine.estimate(workspace=True)).peak
+    return peak > engine.settings.surely_fits * budget and trace.split_loops(least=budget // LARGE)
 
 
 def _divided_by(trace: Trace, given: Plan, budget: int) -> str:

@@ -77,8 +77,10 @@ def _told(reasons: Sequence[Unreadable]) -> Unreadable:
     for other in others:
         if first.refusal.reason is Reason.STATE_SHAPE:
             return other  # it says what is in the way of a state of such a shape
-        if other.refusal.reason is Reason.CELL_NODES or (
-            other.refusal.reason is Reason.CELL_NUMBERS and _is_small_op(first)
+        whole = first.refusal.reason is Reason.STATE_DTYPE  # whole numbers may be states of small recurrences
+        if (whole and other.refusal.reason not in (Reason.STATE_DTYPE, Reason.NO_STATE)) or (
+            other.refusal.reason is Reason.CELL_NODES
+            or (other.refusal.reason is Reason.CELL_NUMBERS and _is_small_op(first))
         ):
             return Unreadable(Reason.BECAUSE_SMALL(first=first.refusal, because=other.refusal))
     return first

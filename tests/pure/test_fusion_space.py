@@ -44,7 +44,7 @@ def written(text: str, shapes: list[tuple[int, ...]], rows: Rows, each: int, spl
     groups = components(pattern)
     layout = RowLayout(256, 4, each, 1056, split, cache=False)
     sizes = pattern.program.sizes(pattern.merged(shapes))
-    return Templates(pattern, sizes, groups, (rows,) * len(groups), layout).text()
+    return Templates(pattern, sizes, groups, layout).text((rows,) * len(groups))
 
 
 FLAT, COLUMNS = "GRID_1056-CTA_256", "GRID_1056-CTA_32-WARP_8"

@@ -122,7 +122,7 @@ class _Cost:
             kept = keep(self.pattern, self.piece, own)
             self.kept, self.ahead = kept.values, len(kept.ahead) * max(kept.elements[:1], default=0)
         self.threads = threads
-        self.bytes = self._bytes()
+        self.bytes = self.pattern.once(("bytes", self.piece, threads, self.sizes), self._bytes)
 
     def at_full_rate(self) -> float:
         """Nanoseconds to move all bytes and to do all operations where the whole device does."""

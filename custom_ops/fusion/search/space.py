@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import TypeAlias
@@ -61,9 +62,11 @@ def kernels(pattern: Pattern, sizes: Sequence[int], laid_out: Iterable[RowLayout
     """All kernels that there are for a pattern, for axes of these sizes."""
     seen: set[PatternConfiguration] = set()
     groups = components(pattern)
-    for stitching, layout in product(_stitchings(pattern, sizes, groups), list(laid_out)):
+    writers = [Templates(pattern, sizes, groups, layout) for layout in laid_out]
+    for stitching, templates in product(_stitchings(pattern, sizes, groups), writers):
+        layout = templates.layout
         for tile in tiles(pattern, sizes, layout.threads) if pattern.tiles else [None]:
-            template = Templates(pattern, sizes, groups, stitching, layout, tile).text()
+            template = templates.text(stitching, tile)
             configuration = PatternConfiguration(template, layout.threads, layout.vector if stitching else 1)
             if configuration in seen:
                 continue
@@ -207,27 +210,41 @@ def layouts(pattern: Pattern, processors: int) -> Iterator[RowLayout]:
 
 @dataclass(frozen=True)
 class Templates:
-    """Writes the template of a stitching in a layout."""
+    """Writes the templates of stitchings in a layout."""
 
     pattern: Pattern
     sizes: Sequence[int]
     groups: Sequence[Sequence[Root]]
-    stitching: Stitching
     layout: RowLayout
-    tile: Tile | None = None
 
-    def text(self) -> str:
+    def text(self, stitching: Stitching, tile: Tile | None = None) -> str:
+        """The template of a stitching; `tile` is that of products, if there are any."""
         found: dict[str, str] = {}
-        for group, rows in zip(self.groups, self.stitching, strict=True):
-            attributes = self._rows(group, rows) if rows is not None else None
-            for root in sorted(group, key=lambda root: root.output is not None):
-                kind = _kind(root, rows)
-                if attributes is None or kind == "own" or not self._fits(root, kind, rows or frozenset(), attributes):
-                    found[root.name] = self._own(root, found)
-                else:
-                    found[root.name] = self._within(root, kind, rows or frozenset(), *attributes)
-        found |= {root.name: self._product(root) for root in self.pattern.roots if root.name in self.pattern.tiles}
+        for number, rows in enumerate(stitching):
+            if (number, rows) not in self._written:
+                self._written[number, rows] = self._component(self.groups[number], rows)
+            found |= self._written[number, rows]
+        if tile is not None:
+            tiled = [root for root in self.pattern.roots if root.name in self.pattern.tiles]
+            found |= {root.name: self._product(root, tile) for root in tiled}
         return "".join(found[root.name] for root in self.pattern.roots)
+
+    @cached_property
+    def _written(self) -> dict[tuple[int, Rows], dict[str, str]]:
+        """Schedules of a component's roots, whatever the others are: a stitching differs from another in few."""
+        return {}
+
+    def _component(self, group: Sequence[Root], rows: Rows) -> dict[str, str]:
+        """The schedules of roots that share these rows. They read no reduction of another component."""
+        found: dict[str, str] = {}
+        attributes = self._rows(group, rows) if rows is not None else None
+        for root in sorted(group, key=lambda root: root.output is not None):
+            kind = _kind(root, rows)
+            if attributes is None or kind == "own" or not self._fits(root, kind, rows or frozenset(), attributes):
+                found[root.name] = self._own(root, found)
+            else:
+                found[root.name] = self._within(root, kind, rows or frozenset(), *attributes)
+        return found
 
     def _count(self, axes: Iterable[int]) -> int:
         return prod(self.sizes[axis] for axis in axes)
@@ -335,11 +352,10 @@ class Templates:
                         return True
         return False
 
-    def _product(self, root: Root) -> str:
+    def _product(self, root: Root, tile: Tile) -> str:
         """The schedule of a contraction, or of an output that reads one."""
-        assert self.tile is not None
         product, _ = self.pattern.tiles[root.name]
-        rows, columns = self.tile.attributes(self.layout.ctas)
+        rows, columns = tile.attributes(self.layout.ctas)
 
         def attribute(axis: int) -> str:
             if axis in product.rows or axis in product.columns:

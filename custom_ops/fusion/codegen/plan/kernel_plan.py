@@ -12,7 +12,7 @@ same positions share a loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -195,11 +195,7 @@ def _mapped(pattern: Pattern, configuration: PatternConfiguration) -> tuple[list
 
 def _mapping(pattern: Pattern, root: Root, schedule: RootSchedule, threads: int) -> Mapping:
     """See `mapping`; found once for equal schedules."""
-    key = ("mapping", schedule, threads)
-    if key not in pattern.found:
-        pattern.found[key] = mapping(pattern, root, schedule, threads)
-    found: Mapping = pattern.found[key]
-    return found
+    return pattern.once(("mapping", schedule, threads), lambda: mapping(pattern, root, schedule, threads))
 
 
 def _order(root: Root) -> tuple[bool, int]:
@@ -237,6 +233,19 @@ def _combines(own: Mapping, read: Root) -> bool:
 
 
 def _piece(
+    pattern: Pattern,
+    configuration: PatternConfiguration,
+    phases: dict[str, int],
+    mappings: dict[str, Mapping],
+    roots: Sequence[Root],
+) -> Piece:
+    """The roots that one piece computes; found once for equal ones."""
+    of = tuple(mappings[root.name] for root in roots)
+    key = ("piece", configuration.vector, phases[roots[0].name], tuple(roots), of)
+    return pattern.once(key, lambda: _piece_of(pattern, configuration, phases, mappings, roots))
+
+
+def _piece_of(
     pattern: Pattern,
     configuration: PatternConfiguration,
     phases: dict[str, int],
@@ -311,6 +320,11 @@ def _combiners(threads: int) -> Owner:
 def own_values(plan: KernelPlan, piece: Piece) -> set[int]:
     """What a piece makes for itself and keeps: results of reductions, elementwise values in shared memory."""
     return {root.node for root in piece.roots if root.output is None and not plan.mappings[root.name].partial}
+
+
+def alike(plan: KernelPlan, piece: Piece) -> Hashable:
+    """A key that is equal for pieces that threads compute in the same way, in whichever kernel of a pattern."""
+    return piece, plan.configuration.threads, tuple(plan.mappings[root.name].partial for root in piece.roots)
 
 
 def counted(pattern: Pattern, piece: Piece, loop: RowLoop) -> Segments | None:

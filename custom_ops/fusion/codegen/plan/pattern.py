@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Constant, Input, Reduce, arguments_of
@@ -20,6 +20,8 @@ from custom_ops.jit.cache import digest
 
 Shape = tuple[int | None, ...]  # None: known when the kernel runs
 _NONE = frozenset[int]()
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class Root:
     def kept(self) -> tuple[int, ...]:
         """The axes of what it computes."""
         return tuple(axis for axis in self.axes if axis not in self.reduced)
+
+    def __hash__(self) -> int:
+        """That of its node, which few roots of a pattern share: roots are in keys of what is found of a kernel."""
+        return hash(self.node)
 
 
 @dataclass(frozen=True)
@@ -293,6 +299,13 @@ class Pattern:
         of their parts."""
         return {}
 
+    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What `find` finds, once for equal keys; a key begins with the name of what is found."""
+        if key not in self.found:
+            self.found[key] = find()
+        found: Found = self.found[key]
+        return found
+
     @cached_property
     def _needed(self) -> dict[tuple[int, frozenset[int]], list[int]]:
         """What `needs` found."""
@@ -300,4 +313,11 @@ class Pattern:
 
     def reads(self, root: Root) -> list[int]:
         """The reductions whose results a root takes."""
-        return [place for place in self.needs(root) if self.reduces(place)]
+        if root.name not in self._read:
+            self._read[root.name] = [place for place in self.needs(root) if self.reduces(place)]
+        return self._read[root.name]
+
+    @cached_property
+    def _read(self) -> dict[str, list[int]]:
+        """What `reads` found."""
+        return {}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Constant, Elementwise, Input, Position, Random, arguments_of
 from custom_ops.expr.table import TABLE
 from custom_ops.fusion.codegen.plan.addresses import is_packed
 from custom_ops.fusion.codegen.plan.contraction import CHUNK, LANES, Contraction, Tile
-from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, RowLoop, counted, own_values
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, RowLoop, alike, counted, own_values
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, WARP
 
@@ -56,10 +57,7 @@ def keep(pattern: Pattern, piece: Piece, own: Set[int]) -> KeptRegisters:
         KernelError: what is added up over rows does not fit.
     """
     key = ("kept", piece.rows, piece.owner, piece.slabs, piece.loops, frozenset(own))
-    if key not in pattern.found:
-        pattern.found[key] = _kept(pattern, piece, own)
-    found: KeptRegisters = pattern.found[key]
-    return found
+    return pattern.once(key, lambda: _kept(pattern, piece, own))
 
 
 def _kept(pattern: Pattern, piece: Piece, own: Set[int]) -> KeptRegisters:
@@ -125,23 +123,27 @@ def _loads(pattern: Pattern, piece: Piece, elements: list[int]) -> tuple[int, ..
 def ctas_at_once(plan: KernelPlan) -> int:
     """CTAs that a multiprocessor should run at once, which bounds a thread's registers: as many as leave room for what
     threads keep, and half as much again for all else."""
-    needed = OTHERS
-    for piece in plan.pieces:
-        count = loads = 0
-        if piece.tile is not None:
-            count = registers_of(plan, piece)
-        elif piece.looped:
-            own = own_values(plan, piece)
-            kept, elements = keep(plan.pattern, piece, own), [_elements(plan.pattern, piece, x) for x in piece.loops]
-            places = frozenset[int]().union(*kept.values)
-            count = max(elements, default=0) * sum(_registers(plan.pattern, place) for place in places)
-            count += _sums(plan.pattern, piece, elements)
-            loads = _registers_ahead(plan.pattern, elements, kept.ahead)
-        elif piece.flat:
-            count = piece.vector * len(_streamed(plan.pattern, piece))
-        needed = max(needed, _needed(count, loads))
-    threads = plan.configuration.threads
-    return max(1, min(RESIDENT // threads, REGISTERS // (threads * min(needed, REGISTERS_PER_THREAD))))
+    threads, once = plan.configuration.threads, plan.pattern.once
+    needed = max(once(("needed", alike(plan, piece)), partial(_needed_by, plan, piece)) for piece in plan.pieces)
+    needed = min(max(OTHERS, needed), REGISTERS_PER_THREAD)
+    return max(1, min(RESIDENT // threads, REGISTERS // (threads * needed)))
+
+
+def _needed_by(plan: KernelPlan, piece: Piece) -> int:
+    """Registers of a thread that computes a piece."""
+    count = loads = 0
+    if piece.tile is not None:
+        count = registers_of(plan, piece)
+    elif piece.looped:
+        own = own_values(plan, piece)
+        kept, elements = keep(plan.pattern, piece, own), [_elements(plan.pattern, piece, x) for x in piece.loops]
+        places = frozenset[int]().union(*kept.values)
+        count = max(elements, default=0) * sum(_registers(plan.pattern, place) for place in places)
+        count += _sums(plan.pattern, piece, elements)
+        loads = _registers_ahead(plan.pattern, elements, kept.ahead)
+    elif piece.flat:
+        count = piece.vector * len(_streamed(plan.pattern, piece))
+    return _needed(count, loads)
 
 
 def _streamed(pattern: Pattern, piece: Piece) -> set[int]:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from custom_ops.expr.cuda import C_TYPES
 from custom_ops.expr.nodes import arguments_of
 from custom_ops.fusion.codegen.plan.dominance import DominanceTree
-from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, counted
+from custom_ops.fusion.codegen.plan.kernel_plan import KernelPlan, Piece, alike, counted
 from custom_ops.fusion.codegen.plan.mapping import TILE, WARP, Mapping
 from custom_ops.fusion.codegen.plan.pattern import Root
 
@@ -51,7 +52,12 @@ class SharedPlan:
 
 def shared_bytes(plan: KernelPlan) -> int:
     """Bytes of shared memory of a CTA, which computes one piece at a time."""
-    return max(shared_plan(plan, piece).bytes for piece in plan.pieces)
+    once = plan.pattern.once
+    return max(once(("shared", alike(plan, piece)), partial(_bytes, plan, piece)) for piece in plan.pieces)
+
+
+def _bytes(plan: KernelPlan, piece: Piece) -> int:
+    return shared_plan(plan, piece).bytes
 
 
 def shared_plan(plan: KernelPlan, piece: Piece) -> SharedPlan:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from custom_ops.errors import KernelError
 
@@ -32,8 +32,7 @@ _SCHEDULE = re.compile(r"(\w+)\[([^\]]*)\](S?);")
 _LEVEL = re.compile(r"(GRID|WARP|CTA|THREAD)(?:_(\d+))?")
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """One level of parallelism along an axis; `size` positions at once, 0: as many as there are."""
 
     kind: Kind

@@ -34,6 +34,7 @@ from graph_passes.passes.merge.plan import plan_merge
 from graph_passes.passes.offload.apply import offload_rewrites, transfers
 from graph_passes.passes.offload.options import RECOMPUTING, OffloadOptions
 from graph_passes.passes.offload.plan import How, Needs, OffloadPlan, PlanRequest, Probing, plan_step_memory
+from graph_passes.passes.offload.selection import in_use
 from graph_passes.passes.prepare.apply import prepare_rewrites
 from graph_passes.passes.prepare.copies import CHEAP
 from graph_passes.passes.prepare.plan import plan_prepare
@@ -249,9 +250,9 @@ def plan_step(
             raise _shared(step, timeline, budget) from error
         if not roles.has_gradient(step.graph):
             raise NoGradientError(
-                f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and nothing that its "
-                "layers read waits for a gradient: there is no gradient in the graph; optimise the training step "
-                "(avm_gradients, a compiled Keras model, or a function that applies gradients)"
+                f"the budget is {budget:,} bytes, and the step needs {timeline.peak:,}{in_use(timeline)}. Nothing that "
+                "its layers read waits for a gradient: there is no gradient in the graph; optimise the training step "
+                "(avm_gradients, a compiled Keras model, or a function that applies gradients), or raise the budget"
             ) from error
         raise
     if found.moves and step.shared:
@@ -261,9 +262,9 @@ def plan_step(
 
 def _shared(step: Step, timeline: Timeline, budget: int) -> ReplicasError:
     return ReplicasError(
-        f"the step needs {timeline.peak:,} bytes, more than the budget of {budget:,}, and tfmem moves no tensor of a "
-        f"step of several replicas in this form: {step.shared}; optimise the tf.function around `strategy.run`, or the "
-        "compiled Keras model, or train with a smaller batch"
+        f"the budget is {budget:,} bytes, and the step needs {timeline.peak:,}{in_use(timeline)}. tfmem moves no "
+        f"tensor of a step of several replicas in this form: {step.shared}; optimise the tf.function "
+        "around `strategy.run`, or the compiled Keras model, or train with a smaller batch"
     )
 
 

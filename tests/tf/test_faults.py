@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,17 @@ def test_no_gradient(training):
     with pytest.raises(tfmem.NoGradientError, match="no gradient in the graph"):
         function(*training.batch)
     training.check_untouched()
+
+
+def test_a_step_that_is_small_beside_what_is_in_memory(training):
+    """Its error says whose memory that is: of what the step needs, hardly anything is the step's."""
+    held = tf.zeros([1 << 20])
+    function = tfmem.optimize(tf.function(training.net.loss), memory_budget=300 * KIB)
+    with pytest.raises(tfmem.NoGradientError) as caught:
+        function(*training.batch)
+    found = re.search(r"([\d,]+) of these are in use before the step", str(caught.value))
+    assert found
+    assert int(found[1].replace(",", "")) > held.shape.num_elements() * 4
 
 
 def test_optimised_already(training, budget):

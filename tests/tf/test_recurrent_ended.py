@@ -416,7 +416,7 @@ def test_a_check_in_a_condition_raises(early: bool) -> None:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("size", [0, 3, 12, 50])
 def test_lists_that_grow(size: int, known: bool, early: bool) -> None:
-    """`tf.TensorArray(size=0, dynamic_size=True)` is as long as there are steps, or as it was."""
+    """`tf.TensorArray(size=0, dynamic_size=True)` is as long as there are steps, or keeps its size."""
 
     def run(h: Any, ends: Any, bound: Any) -> Any:
         def body(i: Any, h: Any, left: Any, outputs: Any) -> Any:

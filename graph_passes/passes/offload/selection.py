@@ -181,8 +181,7 @@ def infeasible(timeline: Timeline, moves: Sequence[Move], budget: int, how: str)
         )
     if safe > timeline.peak:
         why += f". Unchanged, the step is estimated to take {timeline.peak:,}"
-    if timeline.base:
-        why += f". {timeline.base:,} of these are in use before the step: its variables, and whatever else is in memory"
+    why += in_use(timeline)
     return InfeasibleBudgetError(
         f"memory_budget is {budget:,} bytes, but {how} the step still needs {needed} bytes at op '{op}'; "
         f"give a budget of at least {safe:,} bytes, or a smaller batch{why}",
@@ -190,6 +189,13 @@ def infeasible(timeline: Timeline, moves: Sequence[Move], budget: int, how: str)
         op,
         least,
     )
+
+
+def in_use(timeline: Timeline) -> str:
+    """A sentence for an error that has just said what the step needs: how much of that was in use before it."""
+    if not timeline.base:
+        return ""
+    return f". {timeline.base:,} of these are in use before the step: its variables, and whatever else is in memory"
 
 
 def unfilled(timeline: Timeline, moves: Sequence[Move]) -> int:

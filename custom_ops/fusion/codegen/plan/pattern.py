@@ -48,7 +48,7 @@ class Root:
         return tuple(axis for axis in self.axes if axis not in self.reduced)
 
     def __hash__(self) -> int:
-        """That of its node, which few roots of a pattern share: roots are in keys of what is found of a kernel."""
+        """The hash of its node, which few roots of a pattern share: roots are in keys of what is found of a kernel."""
         return hash(self.node)
 
 

@@ -59,6 +59,16 @@ class Rounds:
         return tuple(min(seconds[self.skipped :], default=inf) for seconds in self.taken)
 
     @property
+    def noise(self) -> float:
+        """By how many seconds the least time of a candidate may be off: what it differs by between every other round
+        and the rest; the most of all candidates. Infinite before two rounds count."""
+        return max(map(self._off, self.taken), default=0.0)
+
+    def _off(self, seconds: Sequence[float]) -> float:
+        counted = seconds[self.skipped :]
+        return abs(min(counted[::2]) - min(counted[1::2])) if len(counted) > 1 else inf
+
+    @property
     def clear(self) -> bool:
         """Whether no more rounds are needed."""
         rounds = min(map(len, self.taken)) - self.skipped

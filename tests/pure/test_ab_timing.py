@@ -49,6 +49,20 @@ def test_a_large_difference_is_believed_early() -> None:
     assert clock.ran.count("given") < ROUNDS
 
 
+def test_of_two_that_take_as_long_the_given_one_runs() -> None:
+    """The least times say that stitching is faster, by less than they differ between two halves of the rounds."""
+    even, odd = [0.0100, 0.0104], [0.0099, 0.0104]
+    clock = Clock()
+    stitched = clock.run("s", *[0.01] * 2, *odd * ROUNDS)
+    times = Slices(clock).go_on(clock.run("g", *[0.01] * 2, *even * ROUNDS), stitched, 60.0)
+    assert times is not None
+    assert times.stitched < times.given
+    assert times.noise == pytest.approx(0.0005)
+    assert not times.is_faster
+    assert not Times(0.01, 0.01).is_faster
+    assert Times(0.01, 0.0098, noise=0.0001).is_faster
+
+
 def test_short_steps_run_several_times_in_a_row() -> None:
     clock = Clock()
     assert Slices(clock).go_on(clock.run("g", 1e-5), clock.run("s", 0.9e-5), 60.0) is not None

@@ -119,7 +119,7 @@ def agreed_times(board: Board, engine: Engine, trace: Trace, times: Times) -> Ti
         if None in texts.values():
             return ""
         found = [json.loads(text) for text in texts.values() if text is not None]
-        return json.dumps({name: max(each[name] for each in found) for name in ("given", "stitched")})
+        return json.dumps({name: max(each[name] for each in found) for name in ("given", "stitched", "noise")})
 
     name = f"{trace.concrete.graph.name}/{_TIMES}"
     text = exchange(board, engine.workers, name, json.dumps(asdict(times)), slowest)

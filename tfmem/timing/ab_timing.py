@@ -27,16 +27,18 @@ class Times:
         given: without regions.
         stitched: with its regions as one op each.
         tuned: whether the kernels of these regions were tuned before, so that nothing is left to tune.
+        noise: by how much either time may be off (`Rounds.noise`).
     """
 
     given: float
     stitched: float
     tuned: bool = False
+    noise: float = field(default=0.0, compare=False)
 
     @property
     def is_faster(self) -> bool:
-        """Whether stitching pays."""
-        return self.stitched <= self.given
+        """Whether stitching pays by more than the noise: of two that take as long, the given one runs."""
+        return self.stitched + self.noise < self.given
 
 
 def _pair(**how: Any) -> Rounds:
@@ -47,7 +49,7 @@ def _found(rounds: Rounds) -> Times | None:
     if not rounds.clear:
         return None
     given, stitched = rounds.times
-    return Times(given, stitched)
+    return Times(given, stitched, noise=rounds.noise)
 
 
 @dataclass

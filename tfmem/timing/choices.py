@@ -13,7 +13,7 @@ from custom_ops.jit.cache import Cache
 from custom_ops.timing.remembered import Remembered
 from tfmem.timing.ab_timing import Times
 
-FORMAT = "fusion times 2"
+FORMAT = "fusion times 3"
 _LARGEST = 1 << 10  # bytes of a file
 
 
@@ -33,11 +33,12 @@ def key_of(known: Remembered[Times], stitched: GraphDef, facts: Mapping[str, Any
 
 
 def _written(times: Times) -> dict[str, Any]:
-    return {"given": times.given, "stitched": times.stitched, "tuned": times.tuned}
+    return {"given": times.given, "stitched": times.stitched, "tuned": times.tuned, "noise": times.noise}
 
 
 def _read(found: Any) -> Times:
-    times = Times(float(found["given"]), float(found["stitched"]), bool(found["tuned"]))
-    if not (isfinite(times.given) and isfinite(times.stitched) and min(times.given, times.stitched) > 0):
+    times = Times(float(found["given"]), float(found["stitched"]), bool(found["tuned"]), float(found["noise"]))
+    numbers = (times.given, times.stitched, times.noise)
+    if not (all(map(isfinite, numbers)) and min(times.given, times.stitched) > 0 and times.noise >= 0):
         raise ValueError("times that no step can have")
     return times

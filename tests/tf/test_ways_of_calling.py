@@ -186,6 +186,9 @@ def test_methods_of_each_object_are_their_own() -> None:
     assert isinstance(Model.scaled, type(models[0].scaled))
     kept = Model.scaled._methods  # type: ignore[attr-defined]
     assert len(kept) == 2
+    assert tfmem.report(models[0].scaled)
+    with pytest.raises(tfmem.GraphError, match="ask for the report of an object's method"):
+        tfmem.report(Model.scaled)
     models.pop()
     gc.collect()
     assert len(kept) == 1  # nothing holds an object for the sake of its method

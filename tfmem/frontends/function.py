@@ -143,6 +143,8 @@ class OptimizedFunction:
         """
         shaped = [found for steps in (self._steps, self._unobserved) for found in list(steps.values())]
         reports = [step.report for found in shaped for step in list(found.values())]
+        if not reports and self._methods:
+            raise GraphError("nothing to report: this is a method of a class; ask for the report of an object's method")
         if not reports:
             raise GraphError("nothing to report: the function was never called; call it once")
         return max(reports, key=lambda report: report.peak_before)

@@ -258,9 +258,8 @@ def test_what_is_stitched_keeps_a_layout_that_tf32_computes_in(precision, dtype,
     def layouts(optimized):
         return {node.attr["data_format"].s for node in optimized.graph_def.node if "Conv2D" in node.op}
 
-    settings = SimpleNamespace(
-        target=SimpleNamespace(kind="GPU", precision=precision), stitches=True, edits_bodies=True, options=Options()
-    )
+    target = SimpleNamespace(kind="GPU", is_gpu=True, precision=precision, description="a card")
+    settings = SimpleNamespace(target=target, stitches=True, edits_bodies=True, options=Options())
     engine = SimpleNamespace(settings=settings)
     plain, to_stitch = grappled(captured, engine), grappled_to_stitch(captured, engine)
     assert layouts(plain) == {b"NCHW"}

@@ -93,11 +93,11 @@ def check(function: Any, replaced: int) -> tfmem.Report:
 
 IN_INFERENCE = {
     "reading": (plan, "read_loop", two_layers, 1),
-    "a cell": (loop, "Reader", two_layers, 1),
+    "a cell": (loop, "CellReader", two_layers, 1),
     "initial states": (plan, "without_zeros", two_layers, 1),
     "two directions": (bidirectional, "_joined", lambda: model(L.Bidirectional(L.LSTM(UNITS)), L.Dense(2)), 1),
     "finding loops": (plan, "functional_loops", two_layers, 0),
-    "unrolled steps": (roll, "Search", lambda: model(L.LSTM(UNITS, unroll=True)), 0),
+    "unrolled steps": (roll, "RecurrenceSearch", lambda: model(L.LSTM(UNITS, unroll=True)), 0),
     "products": (tfmem.kernels.replace_recurrent, "product_needs", two_layers, 2),
     "kernels": (tfmem.kernels.replace_recurrent, "with_kernels", two_layers, 2),
 }

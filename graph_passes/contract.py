@@ -92,6 +92,8 @@ def _ill_formed(graph: Graph) -> Iterator[str]:
     try:
         verify_graph(graph)
     except GraphError as error:
+        if type(error) is not GraphError:  # it tells the user what to change, and is no fault of a pass
+            raise
         yield str(error)
 
 

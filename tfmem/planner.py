@@ -43,9 +43,8 @@ from tfmem.steps.trace import Trace
 
 POINTS = 7  # of the curve
 
-Splits = Literal[
-    "never", "needed", "faster"
-]  # where parts of a step run on pieces of the batch; each has those before it
+# Where parts of a step run on pieces of the batch; each has those before it.
+Splits = Literal["never", "needed", "faster"]
 
 
 def plan(

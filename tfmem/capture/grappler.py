@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -41,8 +41,6 @@ NO_GRAPPLER = {"_noinline": True, "_tf_data_function": True}
 # effects, not for the loops its inputs come from; the dependency optimizer, which drops implied
 # control edges, does not know that.
 _STATEFUL_CONTROL_FLOW = frozenset({"While", "If", "Case"})
-
-
 NOTHING_KEPT = KeptGraphs("", {})
 
 
@@ -86,7 +84,8 @@ def run_grappler(
             config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
         if keep_layout or portable:
             config.graph_options.rewrite_options.layout_optimizer = rewriter_config_pb2.RewriterConfig.OFF
-        optimized = _optimize(config, inlined.graph_def, captured, keep, device, nested, kept)
+        rewrite = functools.partial(_rewrite, config, inlined.graph_def, captured, keep, device, nested, kept)
+        optimized = _optimize(config, inlined.graph_def, rewrite)
         inlined = replace(inlined, graph_def=optimized)
     return replace(inlined, creation_order=order)
 
@@ -142,27 +141,20 @@ def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOp
     return context.FunctionCallOptions(executor, config)
 
 
-def _optimize(
-    config: ConfigProto,
-    graph_def: GraphDef,
-    captured: Captured,
-    keep: tuple[str, ...],
-    device: str,
-    nested: bool,
-    kept: KeptGraphs,
-) -> GraphDef:
-    rewrite = config.graph_options.rewrite_options
-    rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
-    rewrite.min_graph_nodes = -1
+def _optimize(config: ConfigProto, graph_def: GraphDef, rewrite: Callable[[], GraphDef]) -> GraphDef:
+    """What `rewrite` makes of a graph by `config`, which is changed here."""
+    options = config.graph_options.rewrite_options
+    options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    options.min_graph_nodes = -1
     if any(node.op in _STATEFUL_CONTROL_FLOW for node in every_node(graph_def)):
-        rewrite.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
+        options.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
 
-    result = _rewrite(config, graph_def, captured, keep, device, nested, kept)
+    result = rewrite()
     if not all(map(_is_valid, result.node)):
         # The remapper fuses bfloat16 convolutions into an op that TensorFlow's runtime knows only
         # after oneDNN has renamed it; no graph with it can be imported.
-        rewrite.remapping = rewriter_config_pb2.RewriterConfig.OFF
-        result = _rewrite(config, graph_def, captured, keep, device, nested, kept)
+        options.remapping = rewriter_config_pb2.RewriterConfig.OFF
+        result = rewrite()
     return result
 
 
@@ -187,9 +179,8 @@ def _rewrite(
     prepared, added = prepare(graph_def, captured.feeds, device, nested)
     properties = _properties(device, added.device_name)
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=prepared)
-    meta_graph.collection_def["train_op"].node_list.value.extend(
-        sorted(keep)
-    )  # what has to survive, in one order for all processes
+    # What has to survive, where Grappler looks for it, in one order for all processes.
+    meta_graph.collection_def["train_op"].node_list.value.extend(sorted(keep))
     try:
         inputs = (config, meta_graph, properties)
         result = kept.get(len(graph_def.node), inputs, lambda: _run(config, meta_graph, properties))

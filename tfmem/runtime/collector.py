@@ -12,7 +12,7 @@ def held_off() -> Iterator[None]:
     """No collection of cycles begins meanwhile, in any thread.
 
     A graph is tens of thousands of objects that stay, and each few thousands of new ones make the collector look at all
-    that the process holds. Of threads that hold it off at the same time, the last one that found it on turns it on.
+    that the process holds. Where several threads hold it off, the first of those that found it on turns it on again.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -39,13 +39,7 @@ def grappled(captured: Captured, engine: Engine) -> Captured:
     """`captured` after Grappler."""
     settings = engine.settings
     portable = settings.stitches and bool(settings.options.fusion.architectures)
-    return run_grappler(
-        captured,
-        device=settings.target.kind,
-        nested=settings.edits_bodies,
-        portable=portable,
-        kept=_kept_graphs(engine),
-    )
+    return _run(captured, engine, nested=settings.edits_bodies, portable=portable)
 
 
 def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
@@ -61,20 +55,14 @@ def grappled_to_stitch(captured: Captured, engine: Engine) -> Captured | None:
     float32 = tf.float32.as_datatype_enum
     if not found or not all(node.op in _CONVOLUTIONS and node.attr["T"].type == float32 for node in found):
         return None
-    settings = engine.settings
-    return run_grappler(
-        captured,
-        device=settings.target.kind,
-        nested=settings.stitches,
-        keep_layout=True,
-        kept=_kept_graphs(engine),
-    )
+    return _run(captured, engine, nested=engine.settings.stitches, keep_layout=True)
 
 
-def _kept_graphs(engine: Engine) -> KeptGraphs:
-    settings = engine.settings
-    facts = {**conditions(settings.target), "instructions": cpu_instructions(), "environment": tensorflow_flags()}
-    return KeptGraphs(settings.options.cache_directory, facts)
+def _run(captured: Captured, engine: Engine, **how: bool) -> Captured:
+    target = engine.settings.target
+    facts = {**conditions(target), "instructions": cpu_instructions(), "environment": tensorflow_flags()}
+    kept = KeptGraphs(engine.settings.options.cache_directory, facts)
+    return run_grappler(captured, device=target.kind, kept=kept, **how)
 
 
 def without_conditions(captured: Captured, engine: Engine) -> Captured:

@@ -18,7 +18,7 @@ from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.plan.addresses import in_step, lies_along
 from custom_ops.fusion.codegen.plan.arguments import storage
 from custom_ops.fusion.codegen.plan.contraction import CHUNK, LANES, Tile
-from custom_ops.fusion.codegen.plan.kernel_plan import Piece, RowLoop, counted, tile_axes
+from custom_ops.fusion.codegen.plan.kernel_plan import Piece, RowLoop, alike, counted, tile_axes
 from custom_ops.fusion.codegen.plan.pattern import Root
 from custom_ops.fusion.codegen.plan.registers import ahead, ctas_at_once, keep, lane_rows
 from custom_ops.fusion.codegen.plan.segment_ids import CHUNK_OPERATIONS
@@ -122,7 +122,7 @@ class _Cost:
             kept = keep(self.pattern, self.piece, own)
             self.kept, self.ahead = kept.values, len(kept.ahead) * max(kept.elements[:1], default=0)
         self.threads = threads
-        self.bytes = self.pattern.once(("bytes", self.piece, threads, self.sizes), self._bytes)
+        self.bytes = self.pattern.once(("bytes", alike(self.plan, self.piece), self.sizes), self._bytes)
 
     def at_full_rate(self) -> float:
         """Nanoseconds to move all bytes and to do all operations where the whole device does."""

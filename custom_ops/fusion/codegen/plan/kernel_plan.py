@@ -324,7 +324,7 @@ def own_values(plan: KernelPlan, piece: Piece) -> set[int]:
 
 def alike(plan: KernelPlan, piece: Piece) -> Hashable:
     """A key that is equal for pieces that threads compute in the same way, in whichever kernel of a pattern."""
-    return piece, plan.configuration.threads, tuple(plan.mappings[root.name].partial for root in piece.roots)
+    return piece, plan.configuration.threads, tuple(plan.mappings[root.name] for root in piece.roots)
 
 
 def counted(pattern: Pattern, piece: Piece, loop: RowLoop) -> Segments | None:

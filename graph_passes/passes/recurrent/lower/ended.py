@@ -1,6 +1,6 @@
-"""How many steps a loop runs that ends before its bound when its states say so, as when all rows have ended.
+"""Loops that end before their bound when their states say so, as when all rows have ended.
 
-Steps run in several launches: k steps in one, then a look whether the condition still holds.
+The steps run in several launches: so many in one, then a look whether the condition still holds.
 
     launch of 8 steps --states before each step--> condition --> how many steps it held
     launch of 12 steps, of 0 if it held for less than 8 --> ...

@@ -22,7 +22,8 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 
 
 def require_harmless(graph: Graph, loop: Loop, hoister: Hoister, numbers: Numbers, steps: Linear) -> None:
-    """
+    """Refuse a loop of which a step that is not reached may fail.
+
     Args:
         graph: around the loop.
         loop: which its states end.
@@ -31,7 +32,7 @@ def require_harmless(graph: Graph, loop: Loop, hoister: Hoister, numbers: Number
         steps: the bound.
 
     Raises:
-        Unreadable: a step that is not reached may fail.
+        Unreadable: it is such a loop.
     """
     body = loop.body.graph
     places = {name: place for place, name in enumerate(loop.body.arguments)}

@@ -31,6 +31,7 @@ SYSTEMS: Mapping[str, tuple[Mapping[str, Any] | None, float | None, bool]] = {
     "default": ({}, None, False),
     "stitched": ({"passes": FUSED}, None, False),
     "budget": ({"passes": ("recurrent", "offload")}, 0.6, False),
+    "stitched_budget": ({"passes": FUSED}, 0.6, False),
     "exact_plain": (None, None, True),
     "exact_budget": ({"passes": ("recurrent", "offload")}, 0.7, True),
 }

@@ -124,7 +124,7 @@ def called(graph: Graph, node: Node, problem: Refusal) -> NodePattern:
         return NodePattern(OpPattern.OPAQUE, Reason.RANDOM())
     if node.op in _POOLS_AT_RANDOM:
         return NodePattern(OpPattern.OPAQUE, Reason.RANDOM_POOL(op=node.op))
-    if is_update(node.op):
+    if is_update(node.op) and node.op not in RULES:
         return NodePattern(OpPattern.OPAQUE, Reason.UPDATE_WITHOUT_RULE(because=problem))
     if node.stateful:
         return NodePattern(OpPattern.OPAQUE, problem if node.op in RULES else Reason.STATEFUL(op=node.op))

@@ -133,6 +133,14 @@ SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 UPDATES = frozenset(
     {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "Assign", "AssignAdd", "AssignSub"}
 )
+_UPDATES_BEGIN = (
+    "ResourceApply",
+    "ResourceSparseApply",
+    "ResourceScatter",
+    "ResourceStridedSliceAssign",
+    "Apply",
+    "SparseApply",
+)
 
 # On a GPU the kernel allocates its output, then its input `FILTER` in another layout, then a tensor that replaces the
 # output (pre_transformed_in_backprop in conv_grad_input_ops).
@@ -260,7 +268,7 @@ def shares_rows(node: Node) -> bool:
 
 def is_update(op: str) -> bool:
     """Whether an op of this type writes a variable."""
-    return op in UPDATES or op.startswith(("ResourceApply", "ResourceSparseApply", "Apply", "SparseApply"))
+    return op in UPDATES or op.startswith(_UPDATES_BEGIN)
 
 
 def checks_shape(graph: Graph, node: Node) -> bool:

@@ -122,6 +122,30 @@ def test_not_where_it_computes_something_else(extra: Any, why: str, compared: An
     assert report.fusion_state is Fusion.LEFT
 
 
+def test_rows_of_a_table_are_updated_by_what_xla_compiles(compared: Any) -> None:
+    """An op that writes a variable's rows writes those of its copy while the step is timed."""
+    compared(LOSES, WINS)
+
+    def made() -> tuple[Any, tf.Variable]:
+        table = tf.Variable(np.linspace(0.0, 1.0, 40, dtype=np.float32).reshape(10, 4))
+
+        @tf.function
+        def step(ids: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.tanh(tf.gather(table, ids)) ** 2)
+            rows = tape.gradient(loss, table)
+            table.scatter_sub(tf.IndexedSlices(0.5 * rows.values, rows.indices))
+            return loss
+
+        return step, table
+
+    (plain, expected), (given, table) = made(), made()
+    step, ids = optimized(given, fusion=FULL), tf.constant([3, 1, 3, 9])
+    close(run(step, 4, ids), run(plain, 4, ids))
+    close(table, expected)
+    assert tfmem.report(step).decision is Decision.XLA
+
+
 def test_results_that_differ_too_much_are_refused(compared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compared(LOSES)
     monkeypatch.setattr("tfmem.steps.xla_runner.MOST", -1.0)

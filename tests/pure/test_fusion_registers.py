@@ -40,6 +40,14 @@ output 3 1
 """
 
 
+def powers(count: int) -> str:
+    """Of each row the sums of so many powers of its elements."""
+    lines = ["program 1", "axes 0 0", "tensor float32 2", "input 0 a0 a1"]
+    for power in range(count):
+        lines += [f"multiply {2 * power - 1 if power else 0} 0", f"reduce sum {2 * power + 1} 1"]
+    return "\n".join([*lines, *(f"output {2 * power + 2} 0" for power in range(count))]) + "\n"
+
+
 def kept(made: KernelPlan) -> KeptRegisters:
     (piece,) = made.pieces
     return keep(made.pattern, piece, own_values(made, piece))
@@ -93,3 +101,22 @@ def test_ctas_at_once_are_as_many_as_have_registers() -> None:
     made = make(pattern, PatternConfiguration(flat, 256, 4))
     assert ctas_at_once(made.plan) == 65536 // (256 * 64)
     assert "__launch_bounds__(256, 4)" in made.source.text
+
+
+@pytest.mark.parametrize(("count", "unrolled"), [(2, "#pragma unroll"), (40, "#pragma unroll 4")])
+def test_a_loop_is_unrolled_while_its_code_stays_short(count: int, unrolled: str) -> None:
+    """64 turns of 81 lines would keep NVRTC busy for seconds; 4 of them are 324 lines."""
+    pattern = Pattern.of(from_text(powers(count)), [(None, 64 * 64)])
+    template = "".join(f"reduce_{2 * n + 2}[GRID_4,CTA];output_{n}[GRID_4-CTA_64];" for n in range(count))
+    lines = make(pattern, PatternConfiguration(template, 64)).source.text.splitlines()
+    assert lines[next(place for place, line in enumerate(lines) if "k < 64" in line) - 1].strip() == unrolled
+
+
+def test_a_loop_that_finds_values_in_registers_is_unrolled_whole() -> None:
+    """Each turn of the second loop reads exp(x) from the register that the first left it in."""
+    long = WEIGHTED.replace(
+        "add 5 1\noutput 6 0 1", "add 5 1\n" + "".join(f"sin {6 + n}\n" for n in range(40)) + "output 46 0 1"
+    )
+    pattern = Pattern.of(from_text(long), [(None, 256 * 32)] * 2)
+    text = make(pattern, PatternConfiguration("reduce_4[GRID_4,CTA];output_0[GRID_4,CTA];", 256)).source.text
+    assert [line.strip() for line in text.splitlines() if "unroll" in line] == ["#pragma unroll"] * 2

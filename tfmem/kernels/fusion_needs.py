@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from custom_ops.fusion.search.kernel_model import H200
 from custom_ops.jit.compilers import Compilers
+from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Quiet
 from graph_passes.analysis.cost import device_costs as profiles
 from graph_passes.analysis.cost.kernel_costs import KernelDevice, Small
@@ -114,6 +115,7 @@ def fusion_needs(
         times.of if times and not kernels else None,
         timed=is_timed(options),
         beside=times.beside if times else None,
+        at_once=usable_cores() if kernels else 1,
     )
 
 

@@ -21,6 +21,8 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NoReturn
 
 from custom_ops.errors import KernelError
 from custom_ops.fusion.codegen.plan.contraction import refused_product
@@ -37,6 +39,7 @@ from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.lower_nodes import lower_kernel, require_kernel
 from graph_passes.lower.program_writer import LoweringError
 from graph_passes.lower.shapes import TRANSPOSES, Shapes
+from graph_passes.passes.fuse.at_once import AtOnce
 from graph_passes.passes.fuse.equal_kernels import behind_sums, unequal
 from graph_passes.passes.fuse.lower_region import Encode, Lowered, lower_region
 from graph_passes.passes.fuse.partition.partition import ON_CPU, Partition, RegionSchedule, StepKind, partition_graph
@@ -63,6 +66,7 @@ class Needs:
         timed: whether products may be timed where they run, to choose among their algorithms.
         beside: times the library's products (see `Beside`); None: none may be timed.
         mirrored: whether variables of several devices have to stay equal, so that equal kernels must update them.
+        at_once: regions whose kernels are made at a time: others compile while this process lowers the next one.
         segments: a memory budget follows: no region may hold nodes of two segments (see `segments.py`), nor reads of
             variables, nor memory while it does not run. None: there is no budget.
     """
@@ -79,6 +83,7 @@ class Needs:
     timed: bool = False
     beside: Beside | None = None
     mirrored: bool = False
+    at_once: int = 1
     segments: Mapping[str, int] | None = None
 
 
@@ -300,30 +305,46 @@ def _planned(
     regions: list[RegionPlan] = []
     kept: list[Unfused] = []
     names = _names(graph, len(plan.regions))
-    for name, region in zip(names, plan.regions, strict=True):
-        try:
-            steps = [step.members for step in region.steps]
-            called = {name for step in region.steps if step.kind is StepKind.CALL for name in step.members}
-            kernels = {name for step in region.kernels for name in step.members}
-            lowered = lower_region(graph, steps, needs.encode, fetched, shapes, called, kernels)
-            text = to_text(lowered.region)
-            programs = (
-                tuple(needs.programs(lowered.region, place_of(graph, region.members) or needs.home))
-                if needs.programs
-                else ()
-            )
-        except LoweringError as error:
-            kept.append(Unfused(name, region.members, error.refusal))
-        except KernelError as error:
-            kept.append(Unfused(name, region.members, Reason.NO_KERNEL(detail=str(error)), warned=True))
-        except Exception as error:  # whatever it is, the step runs without this region
-            kept.append(fault(name, region.members, error))
-        else:
-            renamed = tuple(member for member in region.members if member in keep)
-            record = _record(name, region, graph)
-            keeps = needs.segments is None
-            regions.append(RegionPlan(name, region, lowered, text, record, renamed, programs, needs.timed, keeps))
+    with AtOnce(needs.at_once) as pool:
+        begun = [_begun(graph, region, needs, fetched, shapes, pool) for region in plan.regions]
+        for name, region, made in zip(names, plan.regions, begun, strict=True):
+            try:
+                lowered, programs = made()
+                text = to_text(lowered.region)
+            except LoweringError as error:
+                kept.append(Unfused(name, region.members, error.refusal))
+            except KernelError as error:
+                kept.append(Unfused(name, region.members, Reason.NO_KERNEL(detail=str(error)), warned=True))
+            except Exception as error:  # whatever it is, the step runs without this region
+                kept.append(fault(name, region.members, error))
+            else:
+                record = _record(name, region, graph)
+                renamed = tuple(member for member in region.members if member in keep)
+                keeps = needs.segments is None
+                regions.append(RegionPlan(name, region, lowered, text, record, renamed, programs, needs.timed, keeps))
     return FusionPlan(tuple(regions), tuple(kept), plan.reasons)
+
+
+def _begun(
+    graph: Graph, region: RegionSchedule, needs: Needs, fetched: Sequence[TensorId], shapes: Shapes, pool: AtOnce
+) -> Callable[[], tuple[Lowered, tuple[FusionProgram, ...]]]:
+    """What waits for a region's kernels, and gives what the op runs with them; it raises what is wrong with either."""
+    try:
+        steps = [step.members for step in region.steps]
+        called = {name for step in region.steps if step.kind is StepKind.CALL for name in step.members}
+        kernels = {name for step in region.kernels for name in step.members}
+        lowered = lower_region(graph, steps, needs.encode, fetched, shapes, called, kernels)
+    except Exception as error:
+        return partial(_raise, error)
+    if not needs.programs:
+        return lambda: (lowered, ())
+    place = place_of(graph, region.members) or needs.home
+    made = pool.begin(partial(needs.programs, lowered.region, place))
+    return lambda: (lowered, tuple(made()))
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def place_of(graph: Graph, members: Sequence[str]) -> str:

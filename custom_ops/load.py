@@ -201,9 +201,17 @@ class Library:
         """Keeps the CPU kernels from vectors wider than 16, 32 or 64 bytes, for tests. While no op runs."""
         self._functions.tfmem_limit_vector_bytes(ctypes.c_int(size))
 
-    def trim(self) -> None:
-        """Frees what the pools hold idle: pinned blocks, spill files, events."""
-        self._functions.tfmem_trim()
+    def trim(self, keep_pinned: bool = False) -> None:
+        """Frees what the pools hold idle: pinned blocks, spill files, events.
+
+        With `keep_pinned`, pinned blocks stay, since locking memory takes long: `trim_unused` frees those of them that
+        nothing has taken until then.
+        """
+        self._functions.tfmem_trim(ctypes.c_bool(keep_pinned))
+
+    def trim_unused(self) -> None:
+        """Frees the idle pinned blocks that nothing took since `trim(keep_pinned=True)`."""
+        self._functions.tfmem_trim_unused()
 
     def host_memory(self, root: str = "") -> HostMemory:
         """Reads what the host has left; `root` is where the system's files lie, for tests."""

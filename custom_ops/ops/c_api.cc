@@ -82,13 +82,21 @@ void tfmem_inject_fault(int kind, int64_t after, int64_t times) {
 // The widest vectors the CPU kernels may use, in bytes: 16, 32 or 64. For tests.
 void tfmem_limit_vector_bytes(int bytes) { tfmem::LimitVectorBytes(bytes); }
 
-// Frees what the pools hold idle.
-void tfmem_trim() {
+// Frees what the pools hold idle. With `keep_pinned` pinned blocks stay, and count as unused until
+// they are taken again.
+void tfmem_trim(bool keep_pinned) {
   tfmem::TrimSpillFiles();
-  tfmem::TrimPinnedBlocks();
+  if (keep_pinned) {
+    tfmem::MarkPinnedBlocksUnused();
+  } else {
+    tfmem::TrimPinnedBlocks();
+  }
   tfmem::TrimGpuKernels();
   for (tfmem::GpuLink* link : tfmem::GpuLink::All()) link->TrimEvents();
 }
+
+// Frees the idle pinned blocks that nothing took since the last `tfmem_trim(true)`.
+void tfmem_trim_unused() { tfmem::TrimUnusedPinnedBlocks(); }
 
 // Copies at most `capacity` rows of run `run`; returns how many there are.
 int64_t tfmem_read_probes(int64_t run, tfmem::ProbeRow* rows, int64_t capacity) {

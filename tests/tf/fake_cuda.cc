@@ -172,6 +172,11 @@ FakeFailures& fake_failures() {
   return instance;
 }
 
+FakeLocked& fake_locked() {
+  static FakeLocked instance;
+  return instance;
+}
+
 void FakeSeed(unsigned seed) {
   ONE_AT_A_TIME;
   world().random.seed(seed);
@@ -272,9 +277,22 @@ int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
   return 0;
 }
 int cuMemHostAlloc(void** host, size_t bytes, unsigned) {
-  return NeedsContext(), *host = std::malloc(bytes), 0;
+  ONE_AT_A_TIME;
+  return NeedsContext(), ++fake_locked().allocated, *host = std::malloc(bytes), 0;
 }
-int cuMemFreeHost(void* host) { return NeedsContext(), std::free(host), 0; }
+int cuMemFreeHost(void* host) {
+  ONE_AT_A_TIME;
+  return NeedsContext(), --fake_locked().allocated, std::free(host), 0;
+}
+int cuMemHostRegister_v2(void*, size_t, unsigned) {
+  ONE_AT_A_TIME;
+  if (fake_failures().host_register.Due()) return kUnknown;
+  return NeedsContext(), ++fake_locked().registered, 0;
+}
+int cuMemHostUnregister(void*) {
+  ONE_AT_A_TIME;
+  return NeedsContext(), --fake_locked().registered, 0;
+}
 int cuMemAlloc_v2(unsigned long long*, size_t) { return 2; }
 int cuMemFree_v2(unsigned long long) { return 0; }
 int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 0, 0; }

@@ -51,6 +51,7 @@ struct FakeFailures {
   FakeFailure stream_wait_event;
   FakeFailure stream_synchronize;
   FakeFailure module_load;  // with "out of memory"
+  FakeFailure host_register;
 };
 FakeFailures& fake_failures();
 
@@ -60,6 +61,12 @@ struct FakeMigration {
   size_t bytes = 0;
   int device = 0;  // -1: the host
 };
+// Host memory that is locked: blocks that the driver allocated, and those that it was given.
+struct FakeLocked {
+  int allocated = 0;
+  int registered = 0;
+};
+FakeLocked& fake_locked();
 struct FakeUnified {
   bool on = false;
   std::vector<FakeMigration> migrations;

@@ -130,6 +130,44 @@ void TestStatusWithoutEvent(const World& world) {
   }
 }
 
+// A large block is memory of the system's that is locked, or the driver's where it cannot be.
+void TestLargeBlocks(const World& world) {
+  constexpr size_t kBlock = (size_t{40} << 20) + 12;
+  tfmem::TrimPinnedBlocks();
+  const int driver = fake_locked().allocated;
+  for (const bool fails : {false, true}) {
+    fake_failures().host_register = {0, fails ? 1 : 0};
+    {
+      auto block = tfmem::PinnedBlock::Acquire(world.link, kBlock, 0, "large");
+      Expect(block.ok(), "a large block is there");
+      Expect(fake_locked().registered == (fails ? 0 : 1), "it is locked if it can be");
+      Expect(fake_locked().allocated - driver == (fails ? 1 : 0), "else the driver allocates one");
+      char* bytes = static_cast<char*>(block->data());
+      bytes[0] = bytes[kBlock - 1] = 1;
+    }
+    tfmem::TrimPinnedBlocks();
+    Expect(fake_locked().registered == 0 && fake_locked().allocated == driver, "it is freed");
+  }
+}
+
+// Of idle blocks those stay that are taken between the mark and the trim.
+void TestUnusedBlocksAreFreed(const World& world) {
+  const auto take = [&](size_t bytes) {
+    (void)tfmem::PinnedBlock::Acquire(world.link, bytes, 0, "block");
+  };
+  tfmem::TrimPinnedBlocks();
+  const int before = fake_locked().allocated;
+  take(64);
+  take(128);
+  tfmem::MarkPinnedBlocksUnused();
+  Expect(fake_locked().allocated - before == 2, "marking frees nothing");
+  take(128);
+  tfmem::TrimUnusedPinnedBlocks();
+  Expect(fake_locked().allocated - before == 1, "what was not taken since is freed");
+  take(128);
+  Expect(fake_locked().allocated - before == 1, "what was taken stays");
+}
+
 absl::StatusOr<tfmem::RecurrentProgram> Program(int max_batch) {
   const std::string code = absl::StrCat("image ", max_batch);
   return tfmem::ReadRecurrentProgram(
@@ -210,6 +248,8 @@ int main() {
     TestNoWaitAtTheEnd(world, drains);
   }
   TestStatusWithoutEvent(world);
+  TestLargeBlocks(world);
+  TestUnusedBlocksAreFreed(world);
   TestManaged(world);
   TestMemoryForAModuleComesBack(world);
   TestModulesOutliveTheirKernels(world);

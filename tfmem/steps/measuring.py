@@ -303,6 +303,7 @@ def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
             return move
         state = replace(state, replans=CPU_RETRIES)  # nothing is left to try
     state = replace(state, peaks=(*state.peaks, peak))
+    job.engine.library.trim_unused()  # what trials moved beyond what this plan does
     if len(state.peaks) < CHECKS:
         return Transition(Event.RAN, state)
     report = replace(state.report, notes=tuple(dict.fromkeys((*state.notes, *state.report.notes))))

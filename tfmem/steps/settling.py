@@ -62,7 +62,7 @@ def settle_best(job: Job, state: StepState, search: PlanSearch) -> Transition[St
 
 def settle_trial(job: Job, state: StepState, timeline: Timeline, trial: Trial) -> Transition[StepState]:
     """The plan of a trial becomes final, and the report has what was measured of it."""
-    job.engine.library.trim()  # what trials moved beyond what this one does
+    job.engine.library.trim(keep_pinned=True)  # of which this one takes what it moves
     plan = trial.plan if job.is_gpu else trial.plan.under(timeline)
     move = settle(job, state, timeline, plan, force=True)
     predicted = {name: getattr(move.state.report, name) for name in PREDICTED}

@@ -39,6 +39,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDefault = 0;  // keeps times
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kMemHostAllocPortable = 1;
+inline constexpr unsigned kMemHostRegisterPortable = 1;
 inline constexpr int kPointerAttributeIsManaged = 8;
 inline constexpr Device kDeviceCpu = -1;
 inline constexpr int kDeviceMultiprocessors = 16;
@@ -114,6 +115,8 @@ struct MemsetNodeParameters {
   X(cuEventElapsedTime, (float* milliseconds, Event start, Event end))                            \
   X(cuMemHostAlloc, (void** host, size_t bytes, unsigned flags))                                  \
   X(cuMemFreeHost, (void* host))                                                                  \
+  X(cuMemHostRegister_v2, (void* host, size_t bytes, unsigned flags))                             \
+  X(cuMemHostUnregister, (void* host))                                                            \
   X(cuMemAlloc_v2, (DevicePointer * device, size_t bytes))                                        \
   X(cuMemFree_v2, (DevicePointer device))                                                         \
   X(cuMemGetInfo_v2, (size_t* free, size_t* total))                                               \

@@ -42,10 +42,18 @@ class PinnedBlock {
   void* data_ = nullptr;
   size_t bytes_ = 0;
   PooledEvent last_use_;
+  bool registered_ = false;  // memory of the system's, which the driver has locked
+  bool used_ = true;         // since `MarkPinnedBlocksUnused`
 };
 
 // Frees all idle blocks whose copies are done.
 void TrimPinnedBlocks();
+
+// From now on blocks count as used once they are taken.
+void MarkPinnedBlocksUnused();
+
+// Frees the idle blocks that were not used since then.
+void TrimUnusedPinnedBlocks();
 
 }  // namespace tfmem
 

@@ -117,13 +117,25 @@ def trained(make: Callable[[], tuple[Any, Any]], steps: int, regions_win: bool =
     ):
         while len(losses) < steps or (options and not _settled(function) and len(losses) < MOST):
             losses.append(float(function(x, y)))
+            if options:
+                _wait(function)
     report = tfmem.report(function) if options else None
     weights = [np.asarray(each) for each in model.weights]
     return Run(losses, weights, report, not options or _settled(function))
 
 
 def _settled(function: Any) -> bool:
-    return all(step.settled for found in function._steps.values() for step in found.values())
+    return all(step.settled for step in _steps(function))
+
+
+def _wait(function: Any) -> None:
+    """For a thread that plans, so that the number of calls until a step settles is the same at any load."""
+    for step in _steps(function):
+        step.wait()
+
+
+def _steps(function: Any) -> list[Any]:
+    return [step for found in function._steps.values() for step in found.values()]
 
 
 class UntilDecided(keras.callbacks.Callback):

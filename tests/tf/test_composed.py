@@ -33,7 +33,11 @@ from tfmem.timing.ab_timing import Times, Turns
 
 PASSES = ("fusion", "offload")
 FULL = tfmem.FusionOptions(tune="full")
-NETS = [composed_steps.mlp, composed_steps.residual, composed_steps.transformer]
+NETS = {  # hundredths of what they are predicted to take
+    composed_steps.mlp: (65, 54),
+    composed_steps.residual: (60, 50),
+    composed_steps.transformer: (68, 57),
+}
 
 
 def run(make: Any, steps: int, budget: int | None, passes: Any, **how: Any) -> Run:
@@ -47,12 +51,17 @@ def _run(make: Any, steps: int, budget: int | None, passes: Any, how: dict[str, 
     return trained(make, steps, memory_budget=budget, passes=passes, fusion=FULL, **how)
 
 
+def part_of(make: Any, share: int) -> int:
+    """So many hundredths of a net's memory, in bytes: as predicted, since what is measured differs with the load."""
+    unchanged = run(make, 1, 1 << 34, ("offload",)).report
+    assert unchanged is not None
+    assert unchanged.peak_before
+    return unchanged.peak_before * share // 100
+
+
 def stitched_within(make: Any, share: int) -> tfmem.Report:
     """The report of a net in so many hundredths of its memory: stitched, within the budget, and it trains as plain."""
-    unchanged = run(make, 4, 1 << 34, ("offload",)).report
-    assert unchanged is not None
-    assert unchanged.peak_measured
-    budget = unchanged.peak_measured * share // 100
+    budget = part_of(make, share)
     both = run(make, 8, budget, PASSES)
     report = both.report
     assert both.settled
@@ -71,26 +80,24 @@ def stitched_within(make: Any, share: int) -> tfmem.Report:
 
 @pytest.mark.timeout(600)
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("share", [60, 50])
+@pytest.mark.parametrize("scarce", [False, True], ids=["60", "50"])
 @pytest.mark.parametrize("make", NETS, ids=lambda make: make.__name__)
-def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, share: int) -> None:
-    report = stitched_within(make, share)
+def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, scarce: bool) -> None:
+    """About 60 and 50 hundredths of what it is measured to take."""
+    report = stitched_within(make, NETS[make][scarce])
     assert report.decision == Decision.MOVED
     assert report.transfers
 
 
 @pytest.mark.timeout(300)
 def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() -> None:
-    assert stitched_within(composed_steps.pooled, 19).splits
+    assert stitched_within(composed_steps.pooled, 21).splits
 
 
 @pytest.mark.timeout(300)
 def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     make = composed_steps.mlp
-    unchanged = run(make, 4, 1 << 34, ("offload",)).report
-    assert unchanged is not None
-    assert unchanged.peak_before
-    budget = unchanged.peak_before * 66 // 100  # predicted, so equal at any load; 3 chunks more than its plan takes
+    budget = part_of(make, 66)  # 3 chunks more than its plan takes
     both = run(make, 8, budget, PASSES, regions_win=False)
     report = both.report
     assert report is not None
@@ -106,10 +113,7 @@ def test_the_step_without_regions_stays_where_it_is_faster() -> None:
 @pytest.mark.timeout(300)
 def test_random_streams_go_on() -> None:
     make = composed_steps.drawing
-    unchanged = run(make, 4, 1 << 34, ("offload",)).report
-    assert unchanged is not None
-    assert unchanged.peak_measured
-    both = run(make, 8, unchanged.peak_measured * 6 // 10, PASSES)
+    both = run(make, 8, part_of(make, 64), PASSES)
     assert both.report is not None
     assert both.report.running
     plain = run(make, len(both.losses), None, None)
@@ -120,7 +124,7 @@ def test_random_streams_go_on() -> None:
 @pytest.mark.timeout(300)
 def test_fit_with_metrics_and_moving_averages() -> None:
     _, unchanged = in_a_process(fitted, 1 << 34, ("offload",), 2, timeout=100)
-    budget = unchanged.peak_measured * 6 // 10
+    budget = unchanged.peak_before * 6 // 10
     history, report = in_a_process(fitted, budget, PASSES, timeout=200)
     train = next(each for each in (report, *report.others) if each.function == "train")
     assert train.running, train.fusion
@@ -131,13 +135,14 @@ def test_fit_with_metrics_and_moving_averages() -> None:
     np.testing.assert_allclose(history["accuracy"], plain["accuracy"], atol=0.02)
 
 
-def test_regions_of_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    unchanged = trained(composed_steps.mlp, 4, memory_budget=1 << 34, passes=("offload",)).report
-    assert unchanged is not None
-    assert unchanged.peak_measured
-    monkeypatch.setattr(composed, "DIVISIONS", (RegionBounds(None, calls=False),))
-    budget = unchanged.peak_measured * 8 // 10 + in_use()  # TensorFlow keeps the first net's variables
-    found = trained(composed_steps.mlp, 8, memory_budget=budget, passes=PASSES, fusion=FULL).report
+def of_kernels_alone(budget: int) -> tfmem.Report | None:
+    with mock.patch.object(composed, "DIVISIONS", (RegionBounds(None, calls=False),)):
+        return trained(composed_steps.mlp, 8, memory_budget=budget, passes=PASSES, fusion=FULL).report
+
+
+def test_regions_of_kernels_alone() -> None:
+    budget = part_of(composed_steps.mlp, 86)
+    found = in_a_process(of_kernels_alone, budget)
     assert found is not None
     assert found.running, found.fusion
     assert {step.kind for region in found.running for step in region.steps} <= {"kernel", "view"}
@@ -145,19 +150,16 @@ def test_regions_of_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.peak_measured <= budget
 
 
-def test_a_fault_leaves_the_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise KeyError("on purpose")
+def test_a_fault_leaves_the_moves() -> None:
+    in_a_process(faults_leave_the_moves, part_of(composed_steps.mlp, 86))
 
-    unchanged = trained(composed_steps.mlp, 4, memory_budget=1 << 34, passes=("offload",)).report
-    assert unchanged is not None
-    assert unchanged.peak_measured
-    budget = unchanged.peak_measured * 8 // 10
-    for module, name in ((composed, "segments"), (composed, "memory_engine"), (composed, "with_regions")):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, broken)
-            with pytest.warns(tfmem.TfmemWarning, match="on purpose"):
-                found = trained(composed_steps.mlp, 8, memory_budget=budget, passes=PASSES, fusion=FULL)
+
+def faults_leave_the_moves(budget: int) -> None:
+    for name in ("segments", "memory_engine", "with_regions"):
+        room = budget + in_use()  # TensorFlow keeps the last net's variables
+        broken = mock.patch.object(composed, name, side_effect=KeyError("on purpose"))
+        with broken, pytest.warns(tfmem.TfmemWarning, match="on purpose"):
+            found = trained(composed_steps.mlp, 8, memory_budget=room, passes=PASSES, fusion=FULL)
         assert found.report is not None
         assert found.report.fusion == FusionWhy.FAILED
         assert found.report.transfers

@@ -80,6 +80,8 @@ def test_a_step_moves_and_is_stitched(gpu: FakeGpu, on_gpu: Callable[..., None])
     ):
         while len(found) < 60 and (not found or tfmem.report(step).fusion.startswith(UNDECIDED)):
             found.append(float(step(x)))
+            for (known,) in [tuple(steps.values()) for steps in step._steps.values()]:
+                known.wait()
     report = tfmem.report(step)
     assert report.fusion_state is Fusion.STITCHED, report
     assert report.decision is Decision.MOVED

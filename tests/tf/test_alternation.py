@@ -37,25 +37,26 @@ def test_nothing_is_measured_while_a_call_runs_and_no_call_begins_meanwhile():
 
 
 def test_both_get_on_where_neither_pauses():
-    turns, order, stop = Alternation(), [], threading.Event()
+    """Each call and each measurement takes a second of a clock that stands still between them."""
+    order: list[str] = []
+    turns, stop = Alternation(lambda: float(len(order))), threading.Event()
 
     def work(kind: str) -> None:
         while not stop.is_set():
             with getattr(turns, kind)():
-                order.append(kind)
                 time.sleep(1e-4)
+                order.append(kind)
+            if order.count("measurement") > 10:
+                stop.set()
 
     threads = [threading.Thread(target=work, args=(kind,)) for kind in ("call", "measurement")]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
-    stop.set()
     for thread in threads:
-        thread.join(30)
-    counts = [order.count(kind) for kind in ("call", "measurement")]
-    calls, measurements = counts
-    assert measurements > 10
-    assert calls > 4 * measurements  # which have a tenth of the time
+        thread.join(60)
+    assert stop.is_set()
+    begun = order[order.index("measurement") + 1 :]
+    assert begun.count("call") >= 9 * 10  # ten more measurements have a tenth of the time
 
 
 def test_measurements_have_all_of_the_time_while_no_step_runs():

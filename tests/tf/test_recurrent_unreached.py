@@ -84,9 +84,9 @@ def test_a_bound_that_no_loop_is_expected_to_reach() -> None:
     assert str(Reason.LOOP_BOUND_LARGE(steps=10**9, most=MOST_STEPS)) in report.not_replaced[0]
     bound = tf.Variable(10**7)  # known to the step alone
     run = tf.function(ended(lambda x, i: x[:, 0] @ W, bound), autograph=False)
-    started = time.monotonic()
+    started = time.process_time()
     check(run, *ends)
-    assert time.monotonic() - started < 60
+    assert time.process_time() - started < 60
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -119,6 +119,7 @@ def fixture_flow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flow]:
     monkeypatch.setenv("TFMEM_CACHE_DIR", "")
     gc.collect()  # tensors of earlier tests would count as memory in use, until Python gets to them
     library = load()
+    settled(library)  # an earlier test's I/O thread may still hold a tensor
     yield Flow(library)
     for kind in ("copy_out", "copy_in", "allocate"):
         library.inject_fault(kind, times=0)
@@ -139,21 +140,21 @@ def fixture_library() -> Iterator[Library]:
 
 @pytest.fixture(name="smallest")
 def fixture_smallest() -> Callable[[Callable[[int], Any]], int]:
+    return smallest_budget
+
+
+def smallest_budget(run_within: Callable[[int], Any]) -> int:
     """Asks for the impossible: what the tensors alone need. Nothing runs.
 
     What the error calls the smallest budget is more: it has room for chunks that tensors do not fill.
     """
-
-    def ask(run_within: Callable[[int], Any]) -> int:
-        gc.collect()  # what Python frees between this and the test's step would be room that the test did not mean
-        with pytest.raises(InfeasibleBudgetError) as caught:
-            run_within(1000)
-        least = int(caught.value.least)
-        del caught  # its traceback holds the step that was refused, and so its variables
-        gc.collect()
-        return least
-
-    return ask
+    gc.collect()  # what Python frees between this and the test's step would be room that the test did not mean
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        run_within(1000)
+    least = int(caught.value.least)
+    del caught  # its traceback holds the step that was refused, and so its variables
+    gc.collect()
+    return least
 
 
 @pytest.fixture(name="on_fake_driver")

@@ -14,6 +14,7 @@ from custom_ops.errors import OpLibraryError
 from custom_ops.load import Library, find_library, load
 from tests import memops
 from tests.tf.memop_trips import MIB, round_trip, settled
+from tests.tf.optimized_runs import in_a_process
 from tests.tf.python_server import run_python
 
 # --- bad input ------------------------------------------------------------------------------
@@ -41,6 +42,7 @@ def test_they_are_refused_eagerly_too(library: Library, dtype: str) -> None:
         memops.offload(library, tensor)
     with refused:
         memops.prefetch(library, handle, tensor.dtype)
+    del handle  # it holds its ticket, for which tests wait
     assert settled(library).offloads == 1
 
 
@@ -203,7 +205,14 @@ def test_a_fault_can_come_late(library: Library) -> None:
 
 
 @pytest.mark.parametrize("point", ["offloaded", "released", "prefetched"])
-def test_an_aborted_step_leaves_nothing(library: Library, point: str) -> None:
+def test_an_aborted_step_leaves_nothing(point: str) -> None:
+    """In a separate process: what other tests left running here allocates at any time."""
+    in_a_process(aborted_steps, point)
+
+
+def aborted_steps(point: str) -> None:
+    library = load()
+
     @tf.function
     def function(tensor: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
         def check(here: str, after: tf.Tensor | tf.Operation) -> list[tf.Operation]:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -16,7 +17,8 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.in_replicas import BATCH, MIB, Training
-from tests.tf.one_worker import Worker, digest
+from tests.tf.one_worker import BOUND, Worker, digest, until
+from tfmem.runtime import measuring_lock
 from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.measuring_lock import alone
 from tfmem.steps import agreed_peaks
@@ -44,13 +46,13 @@ def excess(patch: pytest.MonkeyPatch, peaks: Callable[[int], int]) -> None:
     patch.setattr(Meter, "watched_on", fake)
 
 
-def exceeding(worker: Worker, peaks: Callable[[int], int], pause: float = 0.0) -> tuple[Any, list[str]]:
+def exceeding(worker: Worker, peaks: Callable[[int], int], pause: Callable[[], object] = list) -> tuple[Any, list[str]]:
     """The report of each call, and the warnings, of a step whose peaks are faked; it computes what it always did.
 
     Args:
         worker: this one.
         peaks: of each call that is watched, by its number.
-        pause: seconds before what follows the watched calls.
+        pause: called before what follows the watched calls.
     """
     plain, ours = Training(worker.strategy, 0.3), Training(worker.strategy, 0.3)
     reference, batch, reports = tf.function(plain.in_all), tf.constant(BATCH), []
@@ -64,7 +66,7 @@ def exceeding(worker: Worker, peaks: Callable[[int], int], pause: float = 0.0) -
         losses = []
         for number in range(STEPS):
             if number == CALLS:
-                time.sleep(pause)
+                pause()
             losses.append(float(step(batch)))
             reports.append(tfmem.report(step))
     assert losses == expected
@@ -123,10 +125,18 @@ def a_worker_cannot_plan_again(worker: Worker) -> None:
 
 def a_worker_pauses(worker: Worker) -> None:
     """It may evaluate, for longer than the others wait: then each keeps its plan, although one is over its budget."""
-    exchange, pause = agreed_peaks.exchange, (0.0, 2 * PATIENCE)[worker.index]
+    exchange, gave_up = agreed_peaks.exchange, Path(worker.folder, "gave up")
 
     def hurried(board: Any, workers: Any, *given: Any) -> Any:
-        return exchange(board, replace(workers, patience=PATIENCE), *given)
+        found = exchange(board, replace(workers, patience=(PATIENCE, BOUND)[worker.index]), *given)
+        if worker.index == 0:
+            gave_up.touch()
+        return found
+
+    def pause() -> None:
+        if worker.index == 1:
+            until(gave_up.exists)
+            gave_up.unlink()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agreed_peaks, "exchange", hurried)  # what comes before may take longer on a busy machine
@@ -152,7 +162,7 @@ def a_peak_is_read_beside_another_step(worker: Worker) -> None:
         patch.setattr(Meter, "watched_on", beside)
         reports, told = exceeding(worker, lambda call: WITHIN)
     assert len(waited) == CALLS
-    assert max(waited) < PATIENCE, waited  # a call that waits for the lock waits for 60
+    assert max(waited) < measuring_lock.PATIENCE, waited  # for which a call waits that asks for the lock
     assert not told, told
     assert reports[-1].peak_measured is None
     assert any(note.startswith("not measured: ") for note in reports[-1].notes)

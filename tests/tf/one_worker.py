@@ -94,6 +94,14 @@ def digest(training: Training) -> str:
     return hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in training.weights)).hexdigest()
 
 
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for what the other worker does."""
+    end = time.monotonic() + BOUND
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def survives(run: Callable[[], Any]) -> None:
     began = time.monotonic()
     with pytest.raises(tf.errors.OpError) as caught:

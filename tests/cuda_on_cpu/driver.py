@@ -31,14 +31,13 @@ FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-s
 
 
 class Compiler:
-    """g++, for kernels; what it makes is kept (`tests.compiled`).
+    """g++, for kernels; what it makes is kept (`tests.compiled`), and so are the headers of all kernels, precompiled.
 
     Args:
         kernels: the folder of the templates.
     """
 
     def __init__(self, kernels: Path = KERNELS) -> None:
-        self._kernels = kernels
         self._key = [*compiler_key(), _instructions(), *sorted(HERE.glob("*.h")), *sorted(kernels.glob("*.cuh"))]
         command = [build_flags.compiler(), "-std=c++17", "-O2", "-fPIC", "-c", str(HERE / "threads.cc"), "-o"]
         self._threads = kept(
@@ -46,18 +45,21 @@ class Compiler:
             [*self._key, *command, HERE / "threads.cc"],
             lambda target: _require([*command, str(target)]),
         )
+        # Where the compiler cannot use it, it finds the header itself in the next folder.
+        header = [build_flags.compiler(), *FLAGS, "-x", "c++-header", str(HERE / "on_cpu.h"), "-o"]
+        precompiled = kept("on_cpu.h.gch", [*self._key, *header], lambda target: _require([*header, str(target)]))
+        self._command = [build_flags.compiler(), *FLAGS, *(f"-I{at}" for at in (precompiled.parent, HERE, kernels))]
 
     def __call__(self, source: str, arch: int, features: str = "", contract: bool = False) -> bytes:
         """As `nvrtc.compile_source`, but that nothing is contracted; the code is the path of a shared object."""
         entries = re.findall(r'extern "C" __global__ void [^;{]*?(\w+)\(const __grid_constant__', source)
         calls = "".join(f"ON_CPU_ENTRY({entry})\n" for entry in entries)
-        text = f'#include "ptx_on_cpu.h"\n#include "entry.h"\n{source}\n{calls}'
+        text = f'#include "on_cpu.h"\n{source}\n{calls}'
 
         def make(target: Path) -> None:
             unit = target.with_name("kernel.cc")
             unit.write_text(text)
-            command = [build_flags.compiler(), *FLAGS, f"-I{HERE}", f"-I{self._kernels}", str(unit), str(self._threads)]
-            _require([*command, "-o", str(target)])
+            _require([*self._command, str(unit), str(self._threads), "-o", str(target)])
 
         return os.fsencode(kept("kernel.so", [*self._key, self._threads, *FLAGS, text], make))
 

@@ -1,4 +1,4 @@
-// How a kernel of a source that was compiled with ptx_on_cpu.h is called. Included after it.
+// How a kernel of a source that was compiled with ptx_on_cpu.h is called.
 #pragma once
 
 #include "threads.h"

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training, mirrored, optimized, run_cases
+from tests.tf.in_replicas import BATCH, MIB, Training, mirrored, optimized, run_cases, usual_peak
 from tfmem.runtime.measured_call import Meter
 
 
@@ -22,11 +22,7 @@ def tried(peaks: Callable[[int, int], int | None], *seconds: float) -> list[Any]
         seconds: of each trial.
     """
     plain, ours = (Training(mirrored(), 0.5) for _ in range(2))
-    step = optimized(ours.in_all, AMPLE)
-    ours.losses(step)
-    budget = round(0.85 * tfmem.report(step).peak_before)
-    for weight, given in zip(ours.weights, plain.weights, strict=True):
-        weight.assign(given)
+    budget = round(0.85 * usual_peak(0.5))
     step, reference, batch = optimized(ours.in_all, budget), tf.function(plain.in_all), tf.constant(BATCH)
     plans: list[Any] = []
 

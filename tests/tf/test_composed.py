@@ -40,20 +40,23 @@ NETS = {  # hundredths of what they are predicted to take
 }
 
 
-def run(make: Any, steps: int, budget: int | None, passes: Any, **how: Any) -> Run:
-    """See `trained`, in a separate process."""
-    return in_a_process(_run, make, steps, budget, passes, how, timeout=240)
-
-
-def _run(make: Any, steps: int, budget: int | None, passes: Any, how: dict[str, Any]) -> Run:
-    if passes is None:
-        return trained(make, steps)
+def _run(make: Any, steps: int, budget: int, passes: Any, how: dict[str, Any]) -> Run:
     return trained(make, steps, memory_budget=budget, passes=passes, fusion=FULL, **how)
+
+
+def both_within(make: Any, budget: int, **how: Any) -> tuple[Run, Run]:
+    """A net that trains within a budget with regions, and then, in the same process, as many steps without tfmem."""
+    return in_a_process(_both_within, make, budget, how, timeout=240)
+
+
+def _both_within(make: Any, budget: int, how: dict[str, Any]) -> tuple[Run, Run]:
+    found = _run(make, 8, budget, PASSES, how)
+    return found, trained(make, len(found.losses))
 
 
 def part_of(make: Any, share: int) -> int:
     """So many hundredths of a net's memory, in bytes: as predicted, since what is measured differs with the load."""
-    unchanged = run(make, 1, 1 << 34, ("offload",)).report
+    unchanged = in_a_process(_run, make, 1, 1 << 34, ("offload",), {}).report
     assert unchanged is not None
     assert unchanged.peak_before
     return unchanged.peak_before * share // 100
@@ -62,7 +65,7 @@ def part_of(make: Any, share: int) -> int:
 def stitched_within(make: Any, share: int) -> tfmem.Report:
     """The report of a net in so many hundredths of its memory: stitched, within the budget, and it trains as plain."""
     budget = part_of(make, share)
-    both = run(make, 8, budget, PASSES)
+    both, plain = both_within(make, budget)
     report = both.report
     assert both.settled
     assert report is not None
@@ -71,7 +74,6 @@ def stitched_within(make: Any, share: int) -> tfmem.Report:
     assert report.peak_measured is not None
     assert report.peak_measured <= budget
     assert "OVER BUDGET" not in str(report)
-    plain = run(make, len(both.losses), None, None)
     np.testing.assert_allclose(both.losses, plain.losses, rtol=2e-4)
     for found, expected in zip(both.weights, plain.weights, strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4)
@@ -98,7 +100,7 @@ def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() ->
 def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     make = composed_steps.mlp
     budget = part_of(make, 66)  # 3 chunks more than its plan takes
-    both = run(make, 8, budget, PASSES, regions_win=False)
+    both, plain = both_within(make, budget, regions_win=False)
     report = both.report
     assert report is not None
     assert both.settled
@@ -106,17 +108,15 @@ def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     assert report.fusion.startswith(("left unchanged: stitched it took", "left unchanged: stitched it takes"))
     assert report.peak_measured is not None
     assert report.peak_measured <= budget
-    plain = run(make, len(both.losses), None, None)
     np.testing.assert_allclose(both.losses, plain.losses, rtol=1e-5)
 
 
 @pytest.mark.timeout(300)
 def test_random_streams_go_on() -> None:
     make = composed_steps.drawing
-    both = run(make, 8, part_of(make, 64), PASSES)
+    both, plain = both_within(make, part_of(make, 64))
     assert both.report is not None
     assert both.report.running
-    plain = run(make, len(both.losses), None, None)
     np.testing.assert_allclose(both.losses, plain.losses, rtol=1e-4)
 
 

@@ -15,5 +15,5 @@ def test_nets_on_a_fake_gpu(file: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(660)
-def test_kernels_that_take_turns_on_a_fake_gpu() -> None:
+def test_long_ones_on_a_fake_gpu() -> None:
     fake_gpu.run_file("dynamic", "dynamic_on_fake_gpu", long="only")

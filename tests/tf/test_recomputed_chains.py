@@ -136,7 +136,7 @@ def test_recomputed_chains_are_equal_to_the_bit(build: Any, share: float) -> Non
     assert taken < 0.9 * needed
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("build", "share"), CASES)
 def test_what_is_tried_stays_within_the_budget(build: Any, share: float) -> None:
     """Which trial is fastest, one with chains or one with copies only, depends on the disk."""

@@ -8,5 +8,6 @@ from tests.tf import fake_gpu
 
 
 @pytest.mark.timeout(660)
-def test_the_cpu_computes_them() -> None:
-    fake_gpu.run_file("without_programs", "without_programs_on_fake_gpu")
+@pytest.mark.parametrize("long", ["none", pytest.param("only", marks=pytest.mark.long)])
+def test_the_cpu_computes_them(long: str) -> None:
+    fake_gpu.run_file("without_programs", "without_programs_on_fake_gpu", long=long)

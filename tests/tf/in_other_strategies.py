@@ -233,12 +233,14 @@ def sessions() -> None:
 
 def on_parameter_servers() -> None:
     """With both servers in this process."""
+    os.environ["TF_GRPC_REUSE_PORT"] = "1"  # sockets that only share ports hold them until the servers listen
     with socket.socket() as first, socket.socket() as second:
         for each in (first, second):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.bind(("localhost", 0))
         addresses = [f"localhost:{each.getsockname()[1]}" for each in (first, second)]
-    cluster = tf.train.ClusterSpec({"worker": addresses[:1], "ps": addresses[1:]})
-    servers = [tf.distribute.Server(cluster, job, 0, protocol="grpc") for job in ("worker", "ps")]
+        cluster = tf.train.ClusterSpec({"worker": addresses[:1], "ps": addresses[1:]})
+        servers = [tf.distribute.Server(cluster, job, 0, protocol="grpc") for job in ("worker", "ps")]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

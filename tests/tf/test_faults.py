@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops import load as loading
 from tests.tf.conftest import IMAGES, LABELS, Flow, make_net, smallest_budget
+from tests.tf.memop_trips import settled
 from tests.tf.optimized_runs import in_a_process
 from tfmem.runtime import host_memory as host
 from tfmem.runtime.measured_call import Meter
@@ -216,7 +217,7 @@ def test_a_fault_fails_one_step(kind, training, budget, new_net):
         found += [float(function(*training.batch)) for _ in range(failing, 8)]
         assert found == expected
     function(*training.batch)
-    assert library.counters().live_tickets == 0
+    assert settled(library).live_tickets == 0
     assert not list(training.directory.iterdir())
 
 

@@ -119,6 +119,8 @@ def recomputing(traced: Any, share: float) -> tuple[Any, list[list[str]]]:
     return restore_concrete(traced, captured, edited, {}), chains
 
 
+# Bytes of a step on an idle machine: what one is measured to take differs by some per cent with the load.
+NEEDED = {residual: 50_593_792, transformer: 116_391_936}
 CASES = [(residual, 0.6), (residual, 0.5), (transformer, 0.6), (transformer, 0.5)]
 
 
@@ -140,8 +142,8 @@ def test_recomputed_chains_are_equal_to_the_bit(build: Any, share: float) -> Non
 @pytest.mark.parametrize(("build", "share"), CASES)
 def test_what_is_tried_stays_within_the_budget(build: Any, share: float) -> None:
     """Which trial is fastest, one with chains or one with copies only, depends on the disk."""
-    losses, weights, needed, *_ = in_a_process(trained, build, None)
-    found, same, _, budget, report = in_a_process(trained, build, share, needed)
+    losses, weights, *_ = in_a_process(trained, build, None)
+    found, same, _, budget, report = in_a_process(trained, build, share, NEEDED[build])
     assert found == losses
     assert same == weights
     assert report.peak_measured <= budget

@@ -112,6 +112,7 @@ def test_a_step_whose_regions_were_planned_by_a_thread_is_freed(new_net: Any, ba
         step_in(function).wait()
         while not step_in(function).settled:
             function(*batch)
+            step_in(function).wait()
         return weakref.ref(net.variables[0])
 
     variable = settled()

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfmem
+from tests.tf.memop_trips import settled
 from tfmem.api import make_engine
 from tfmem.runtime import measuring_lock
 from tfmem.runtime.measured_call import Meter
@@ -49,7 +50,7 @@ def test_two_functions_at_once(new_net, batch, flow, smallest):
     together(lambda: train(0), lambda: train(1))
     assert found == [expected, expected]
     assert flow.moved > 0
-    assert flow.library.counters().live_tickets == 0
+    assert settled(flow.library).live_tickets == 0
 
 
 def test_one_function_from_two_threads(new_net, batch, flow, smallest):
@@ -116,7 +117,7 @@ def test_one_model_of_weights_updated_from_two_threads(new_net, batch, flow, sma
 
     together(lambda: train(0), lambda: train(1))
     assert flow.moved > 0
-    assert flow.library.counters().live_tickets == 0
+    assert settled(flow.library).live_tickets == 0
     plain = tf.function(gradients)
     for values, found, _ in (*steps[0], *steps[1]):
         assert [each.numpy().tobytes() for each in plain(*batch, *values)] == [each.tobytes() for each in found]

@@ -18,6 +18,7 @@ from tests.compiled import compiler_key, kept
 
 HERE = Path(__file__).parent
 OPS = build_flags.PACKAGE / "ops"
+OBJECTS = build_flags.PACKAGE.parent / "build" / "objects"  # of setup.py
 FAKE_DRIVER = ("fake_cuda.cc", "fake_cuda_graphs.cc", "fake_cuda_kernels.cc")
 SECONDS = 100  # for one call of the compiler
 
@@ -40,11 +41,18 @@ def object_file(source: Path, flags: Sequence[str] = ()) -> Path:
     build_flags.write_generated()
     headers = [*build_flags.headers(), *HERE.parent.rglob("*.h"), *build_flags.GENERATED.rglob("*.h")]
     name = f"{source.parent.name}.{source.stem}.o"
+    more = flags or _precompiled()
     return built(
         name,
         [source, *sorted(headers)],
-        lambda target: [*build_flags.compile_command(source, target), f"-I{HERE}", *flags],
+        lambda target: [*build_flags.compile_command(source, target), f"-I{HERE}", *more],
     )
+
+
+def _precompiled() -> list[str]:
+    """The flags with which a source finds what setup.py precompiled; g++ reads the header where that does not fit."""
+    found = sorted(OBJECTS.glob(f"*/{build_flags.PRECOMPILED.name}.gch"), key=lambda file: file.stat().st_mtime)
+    return [flag for file in found[-1:] for flag in build_flags.precompiled_flags(file.with_suffix(""))]
 
 
 def shared_library(name: str, objects: Sequence[Path], *libraries: Path) -> Path:

@@ -116,9 +116,7 @@ def collectives_without_tokens() -> None:
 
 
 class Gradients(Deep):
-    """Replicas that do not meet: each has a step, which needs more than `scarce`."""
-
-    scarce = 5 * MIB
+    """Replicas that do not meet."""
 
     def step(self, x: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -130,7 +128,7 @@ def what_run_calls_may_be_optimised_where_replicas_do_not_meet() -> None:
     local = mirrored().experimental_local_results
     training = Gradients(mirrored())
     expected = tf.nest.map_structure(local, mirrored().run(tf.function(training.step), (given(),)))
-    for budget in (None, AMPLE, training.scarce):
+    for budget in (None, AMPLE, SCARCE):
         eager, traced = optimized(training.step, budget), optimized(training.step, budget)
         around = tf.function(lambda x, traced=traced: mirrored().run(traced, (x,)))
         for _ in range(4):
@@ -138,7 +136,7 @@ def what_run_calls_may_be_optimised_where_replicas_do_not_meet() -> None:
                 parts = tf.nest.map_structure(local, found)
                 tf.nest.map_structure(np.testing.assert_array_equal, parts, expected)
         for step in (eager, traced):
-            assert (tfmem.report(step).decision == "moved") == (budget == training.scarce), tfmem.report(step)
+            assert (tfmem.report(step).decision == "moved") == (budget == SCARCE), tfmem.report(step)
 
 
 # ---- forms of a step ----

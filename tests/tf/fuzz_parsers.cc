@@ -25,6 +25,7 @@
 #include "custom_ops/ops/sizes.h"
 #include "fuzz_dynamic.h"
 #include "fuzz_mutations.h"
+#include "tile_check.h"
 
 extern "C" void __sanitizer_set_death_callback(void (*callback)());
 

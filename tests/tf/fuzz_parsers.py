@@ -47,7 +47,6 @@ PARTS = (
     "cpu/placement",
     "cpu/sized_expression",
     "cpu/tensor_port",
-    "cpu/tile_check",
     "cpu/tile_compiler",
     "cpu/tile_domains",
     "cpu/tile_locations",

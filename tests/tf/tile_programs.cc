@@ -18,6 +18,7 @@
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/threadpool.h"
+#include "tile_text.h"
 
 namespace {
 
@@ -66,7 +67,8 @@ void* tfmem_prepare_program(const char* text, int64_t length, const int64_t* axe
 // The tile program of what was prepared, for people; returns how many characters it has, of which
 // at most `capacity` are copied.
 int64_t tfmem_show_program(const void* program, char* text, int64_t capacity) {
-  const std::string shown = static_cast<const PreparedExpression*>(program)->ToText();
+  const std::string shown =
+      tfmem::ToText(static_cast<const PreparedExpression*>(program)->program());
   const int64_t count = shown.size();
   std::copy_n(shown.begin(), std::min(count, capacity), text);
   return count;

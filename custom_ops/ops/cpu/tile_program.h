@@ -11,15 +11,12 @@
 //   store   port 0 <- row 0
 //
 // What a port is, is the environment's matter (tile_interpreter.h): a tensor, a state, a product.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PROGRAM_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PROGRAM_H_
+#pragma once
 
 #include <cstdint>
-#include <string>
 #include <variant>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "custom_ops/ops/elementwise.h"
 
 namespace tfmem {
@@ -147,14 +144,6 @@ struct TileProgram {
   int scalar_locations = 0;
 };
 
-// What has to hold of a program before it runs: locations, ports and arguments are in range and of
-// the types that their readers take, and nothing is read before it is written. InvalidArgument
-// names what does not.
-absl::Status CheckTileProgram(const TileProgram& program);
-
-// For people: an instruction a line.
-std::string ToText(const TileProgram& program);
-
 bool Takes(const ElementwiseInfo& info, DType dtype);
 bool Takes(Reduction reduction, DType dtype);
 
@@ -172,5 +161,3 @@ constexpr int TileBytes(DType dtype) {
 constexpr int TensorBytes(DType dtype) { return IsHalf(dtype) ? 2 : TileBytes(dtype); }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PROGRAM_H_

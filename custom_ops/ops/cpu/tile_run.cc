@@ -123,7 +123,7 @@ bool PreparedExpression::MayShare(int input, int output) const {
   return true;
 }
 
-std::string PreparedExpression::ToText() const { return tfmem::ToText(plan_->tiles.program); }
+const TileProgram& PreparedExpression::program() const { return plan_->tiles.program; }
 
 absl::Status PreparedExpression::Run(absl::Span<const void* const> inputs,
                                      absl::Span<void* const> outputs, const TileThreads& threads,

@@ -5,8 +5,7 @@
 //
 // Preparing compiles the program for the sizes of its axes and tensors; what is prepared runs any
 // number of times, several at a time, too.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_RUN_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_RUN_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -25,6 +24,7 @@ namespace tfmem {
 
 struct IndexFailure;
 struct TilePlan;
+struct TileProgram;
 
 // Where tiles run beside the thread that calls. That thread does its share, and all shares if the
 // pool has no thread to give: it never waits for a share that no thread has begun (phases.h).
@@ -74,8 +74,7 @@ class PreparedExpression {
   absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
                    const TileThreads& threads, void* workspace) const;
 
-  // The tile program, for people.
-  std::string ToText() const;
+  const TileProgram& program() const;
 
  private:
   PreparedExpression();
@@ -92,5 +91,3 @@ class PreparedExpression {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_RUN_H_

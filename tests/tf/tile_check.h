@@ -1,4 +1,6 @@
-// What has to hold of a tile program before it runs.
+// What has to hold of a tile program that is compiled from a program over tensors.
+#pragma once
+
 #include <map>
 #include <set>
 #include <string>
@@ -10,7 +12,7 @@
 #include "custom_ops/ops/status_macros.h"
 
 namespace tfmem {
-namespace {
+namespace tile_check {
 
 using Code = TileInstruction::Kind;
 
@@ -19,7 +21,7 @@ absl::Status Wrong(Parts... parts) {
   return absl::InvalidArgumentError(absl::StrCat("tile program: ", parts...));
 }
 
-std::string Text(TileType type) {
+inline std::string Text(TileType type) {
   return absl::StrCat(type.scalar ? "scalar " : "wide ", NameOf(type.dtype));
 }
 
@@ -288,8 +290,13 @@ class Checker {
   std::map<int, int> parts_;  // by reduction, the stage that gives the parts
 };
 
-}  // namespace
+}  // namespace tile_check
 
-absl::Status CheckTileProgram(const TileProgram& program) { return Checker(program).Run(); }
+// What has to hold of a program before it runs: locations, ports and arguments are in range and of
+// the types that their readers take, and nothing is read before it is written. InvalidArgument
+// names what does not.
+inline absl::Status CheckTileProgram(const TileProgram& program) {
+  return tile_check::Checker(program).Run();
+}
 
 }  // namespace tfmem

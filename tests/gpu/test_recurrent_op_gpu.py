@@ -16,12 +16,12 @@ from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.differentiate import differentiate
 from custom_ops.recurrent.gpu_program import ANY_BATCH, RecurrentProgram, build
-from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 from tests import addons_cells
 from tests.gpu_neighbour import WHOLE_PROCESSOR, Neighbour
 from tests.gradient_reference import gradients
 from tests.recurrent_cells import Arguments, arguments
+from tests.tf.recurrent_calls import recurrent
 
 UNITS, TIME, BATCH = 40, 12, 5
 CONFIGURATIONS = {

@@ -14,12 +14,12 @@ import tfmem
 from custom_ops.expr.table import FLOAT_OPS, TABLE
 from custom_ops.load import Library
 from custom_ops.recurrent.differentiate import differentiate
-from custom_ops.recurrent.op import recurrent
 from custom_ops.recurrent.reference import run
 from graph_passes.passes.recurrent.lower.elementwise_ops import CELL_OPS
 from tests.elementwise_edges import SMALLEST, cell_of, different, points
 from tests.gradient_reference import gradients
 from tests.tf.raw_ops import raw_op
+from tests.tf.recurrent_calls import recurrent
 
 raw = tf.raw_ops
 

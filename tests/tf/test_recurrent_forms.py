@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from custom_ops.load import Library, load
 from custom_ops.recurrent import cells
-from custom_ops.recurrent.op import recurrent
 from tests.recurrent_cells import library as cells_of
+from tests.tf.recurrent_calls import recurrent
 from tests.tf.recurrent_tensors import Tensors, in_dtype, tensors_of
 
 CELLS = tuple(cells_of(1))

@@ -9,9 +9,9 @@ import tensorflow as tf
 from custom_ops.load import Library, load
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.differentiate import differentiate
-from custom_ops.recurrent.op import recurrent
 from tests.gradient_reference import gradients
 from tests.recurrent_cells import library as cells_of
+from tests.tf.recurrent_calls import recurrent
 from tests.tf.recurrent_tensors import distance, tensors_of
 
 CELLS = tuple(cells_of(1))

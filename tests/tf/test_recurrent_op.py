@@ -17,11 +17,11 @@ from custom_ops.load import Library, load
 from custom_ops.recurrent import cells, reference
 from custom_ops.recurrent.cell import Cell
 from custom_ops.recurrent.cell_builder import CellBuilder
-from custom_ops.recurrent.op import recurrent
 from tests import addons_cells
 from tests.recurrent_cells import arguments, random_cells
 from tests.recurrent_cells import library as cells_of
 from tests.tf.python_server import run_python
+from tests.tf.recurrent_calls import recurrent
 from tests.tf.recurrent_tensors import Tensors, distance, distances, in_dtype, rounded, tensors_of
 from tests.tiers import examples
 
@@ -293,7 +293,7 @@ import numpy as np, tensorflow as tf
 tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
 from custom_ops.recurrent import cells
 from custom_ops.load import load
-from custom_ops.recurrent.op import recurrent
+from tests.tf.recurrent_calls import recurrent
 from tests import addons_cells
 digest = hashlib.sha256()
 random = np.random.default_rng(0)

@@ -24,13 +24,13 @@ from custom_ops.jit.image import KernelImage
 from custom_ops.load import load
 from custom_ops.recurrent.cells import gru, lstm
 from custom_ops.recurrent.gpu_program import RecurrentProgram
-from custom_ops.recurrent.op import recurrent
 from tests.fusion_regions import softmax_step
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
 from tests.tf.fake_gpu import OUT_OF_MEMORY, UNKNOWN, FakeGpu
 from tests.tf.fusion_calls import DOUBLED, call, floats, product, stitched
 from tests.tf.memory_in_use import in_use
 from tests.tf.python_server import run_python
+from tests.tf.recurrent_calls import recurrent
 from tests.tf.recurrent_tensors import in_dtype, tensors_of
 from tests.tf.test_fusion_op import data, plain_step, variables
 

@@ -5,7 +5,6 @@ Code compares members and never their texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -93,11 +92,6 @@ class Xla(StrEnum):
     EXECUTOR = "off: TensorFlow's executor is faster"
     RUNS = "on: it is faster than what tfmem and TensorFlow's executor run"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Xla | None:
-        """The member that older reports name by another text."""
-        return _OLDER_TEXTS.get(value)
-
     @property
     def is_lost(self) -> bool:
         """Whether XLA would have run the step, and does not."""
@@ -109,13 +103,6 @@ class Xla(StrEnum):
         if self is Xla.RECURRENT:
             return "to keep it, leave 'recurrent' out of passes"
         return "to keep it, raise memory_budget until nothing has to move" if self in (Xla.MOVED, Xla.ORDERED) else ""
-
-
-_OLDER_TEXTS: Mapping[object, Xla] = {
-    "off: recurrent kernels cannot live inside XLA": Xla.RECURRENT,
-    "off: memory ops cannot live inside XLA": Xla.MOVED,
-    "off: the planned order cannot be held inside XLA": Xla.ORDERED,
-}
 
 
 class Missed(str):

@@ -3,14 +3,12 @@ added up in float32 and rounded once, as cuBLAS does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access, along
-from graph_passes.lower.program_writer import LoweringError, ProgramWriter, Steps
-from graph_passes.lower.rule import Rule
+from graph_passes.lower.program_writer import ProgramWriter, Steps
+from graph_passes.lower.rule import Rule, broadcast_sizes
 from graph_passes.lower.shapes import TRANSPOSES
 from graph_passes.refusals import Reason, Refusal
 
@@ -25,8 +23,10 @@ def _product(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     depth = sizes[-2] if flipped[0] else sizes[-1]
     *batch, row, column = at
     deep, axes = _depth(w, left, flipped[0], depth, at)
-    x = yield left, (*_batch(w, left, node, batch), *((deep, row) if flipped[0] else (row, deep)))
-    y = yield right, (*_batch(w, right, node, batch), *((column, deep) if flipped[1] else (deep, column)))
+    shape = w.shapes[TensorId(node.name)][:-2]
+    outer = [broadcast_sizes(factor, w.shapes[factor][:-2], shape, batch) for factor in (left, right)]
+    x = yield left, (*outer[0], *((deep, row) if flipped[0] else (row, deep)))
+    y = yield right, (*outer[1], *((column, deep) if flipped[1] else (deep, column)))
     dtype = w.dtype(x)
     if dtype in _HALF_TYPES:
         x, y = w.cast("float32", x), w.cast("float32", y)
@@ -49,17 +49,6 @@ def _depth(w: ProgramWriter, left: TensorId, flipped: bool, size: int, at: Acces
     free = [axis for axis in seen if axis is not None and axis not in used and w.symbol(axis) == size]
     axis = free[0] if free else w.axis(size)
     return along(axis), (axis,)
-
-
-def _batch(w: ProgramWriter, factor: TensorId, node: Node, batch: Sequence[Index]) -> list[Index]:
-    """Where to read a factor whose outer dimensions are broadcast to the result's."""
-    own, wide = w.shapes[factor][:-2], w.shapes[TensorId(node.name)][:-2]
-    first, found = len(wide) - len(own), []
-    for size, other, index in zip(own, wide[first:], batch[first:], strict=True):
-        if size not in (other, 1) and (size < 0 or other >= 0):
-            raise LoweringError(Reason.BROADCAST(tensor=factor))
-        found.append(FIRST if size == 1 else index)
-    return found
 
 
 def _fused_refusal(graph: Graph, node: Node) -> Refusal | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from custom_ops.expr.nodes import Index
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.access import FIRST, Access
@@ -56,7 +57,11 @@ def broadcast(w: ProgramWriter, value: TensorId, shape: Sequence[int], at: Acces
     Raises:
         LoweringError: one of the sizes is not known, and may be 1.
     """
-    own = w.shapes[value]
+    return broadcast_sizes(value, w.shapes[value], shape, at)
+
+
+def broadcast_sizes(value: TensorId, own: Sequence[int], shape: Sequence[int], at: Sequence[Index]) -> Access:
+    """`broadcast` of some dimensions of a tensor, whose sizes are `own`. Raises what it raises."""
     first = len(shape) - len(own)
     found = []
     for size, wide, index in zip(own, shape[first:], at[first:], strict=True):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from graph_passes.decision import Decision, Missed, Xla
+from graph_passes.decision import Decision, Missed
 from graph_passes.device_report import duration, size
 from graph_passes.report import MOVED, UNCHANGED_FITS, Report, TransferRecord
 from tfmem.plot import PlotError, plot_report
@@ -168,8 +168,6 @@ def test_decisions_are_data(moved):
     assert [each for each in Decision if each.is_unchanged] == [each for each in Decision if "unchanged" in each]
     assert Report("f", "CPU", "hybrid", "unchanged: fits", 0, 0).decision is Decision.FITS
     assert Report.from_json(moved.to_json()).decision is MOVED
-    older = moved.to_json().replace('"jit_compile": ""', '"jit_compile": "off: memory ops cannot live inside XLA"')
-    assert Report.from_json(older).jit_compile is Xla.MOVED
     with pytest.raises(ValueError, match="not a tfmem report: 'gone' is not a valid Decision"):
         Report.from_json(moved.to_json().replace('"decision": "moved"', '"decision": "gone"'))
 

@@ -70,17 +70,6 @@ class ComposedOpReader(OpReader):
         positive = self.builder.elementwise("greater", place, constant(0))
         return [self.at(self.builder.elementwise("select", positive, place, small))]
 
-    def of_all(self, op: Any, name: str) -> int:
-        """An elementwise op of the inputs, broadcast to the result."""
-        shape = op.outputs[0].shape
-        places = []
-        for number, tensor in enumerate(op.inputs):
-            place = self.place(op, number)
-            if tensor.shape.num_elements() not in {1, shape.num_elements()}:
-                place = self.pick(place, np.broadcast_to(self.positions(op, number), shape.as_list()))
-            places.append(place)
-        return self.builder.elementwise(name, *places)
-
     # ---- what moves numbers ----
 
     def read_Pad(self, op: Any) -> list[Any]:  # noqa: N802

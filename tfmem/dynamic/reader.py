@@ -128,6 +128,10 @@ class Reader:
 
     def elementwise(self, op: Any) -> list[Any]:
         name, reverse = _ELEMENTWISE[op.type]
+        return [self.at(self.of_all(op, name, reverse))]
+
+    def of_all(self, op: Any, name: str, reverse: bool = False) -> int:
+        """An elementwise op of the inputs, broadcast to the result; `reverse`: from the last to the first."""
         shape = op.outputs[0].shape
         places = []
         for number, tensor in enumerate(op.inputs):
@@ -135,7 +139,7 @@ class Reader:
             if tensor.shape.num_elements() not in {1, shape.num_elements()}:
                 place = self.pick(place, np.broadcast_to(self.aligned(op, number), shape.as_list()))
             places.append(place)
-        return [self.at(self.builder.elementwise(name, *(places[::-1] if reverse else places)))]
+        return self.builder.elementwise(name, *(places[::-1] if reverse else places))
 
     def aligned(self, op: Any, number: int) -> np.ndarray[Any, Any]:
         """The positions of an input that is broadcast; the first Select of TensorFlow chooses rows by a vector."""

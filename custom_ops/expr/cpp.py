@@ -30,8 +30,7 @@ def header() -> str:
     return "\n".join(
         [
             "// Generated from the table of elementwise ops, by custom_ops/expr/cpp.py, which says what this is.",
-            "#ifndef TFMEM_CUSTOM_OPS_GENERATED_ELEMENTWISE_OPS_H_",
-            "#define TFMEM_CUSTOM_OPS_GENERATED_ELEMENTWISE_OPS_H_",
+            "#pragma once",
             "",
             "#define TFMEM_ELEMENTWISE_OPS(X) \\",
             " \\\n".join(map(_entry, TABLE.values())),
@@ -44,8 +43,6 @@ def header() -> str:
             "",
             "#define TFMEM_TILING_COSTS(X) \\",
             " \\\n".join(map(_cost, tiling_costs().items())),
-            "",
-            "#endif  // TFMEM_CUSTOM_OPS_GENERATED_ELEMENTWISE_OPS_H_",
             "",
         ]
     )

@@ -1,7 +1,6 @@
 // What an op is given, read by the roles of its parameters.
 
-#ifndef CUSTOM_OPS_EXTENSION_ARGUMENTS_H_
-#define CUSTOM_OPS_EXTENSION_ARGUMENTS_H_
+#pragma once
 
 #include <array>
 #include <vector>
@@ -58,5 +57,3 @@ Form Convert(const State* state, const Parameters& parameters, PyObject* const* 
              Py_ssize_t count, Converted* converted);
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_ARGUMENTS_H_

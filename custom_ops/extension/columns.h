@@ -1,7 +1,6 @@
 // Graphs as integers: what a batch is made of.
 
-#ifndef CUSTOM_OPS_EXTENSION_COLUMNS_H_
-#define CUSTOM_OPS_EXTENSION_COLUMNS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -31,5 +30,3 @@ struct Columns {
 };
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_COLUMNS_H_

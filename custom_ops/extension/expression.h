@@ -1,7 +1,6 @@
 // Expressions: vectors of some width, in the code of a node kind or in a recorded graph.
 
-#ifndef CUSTOM_OPS_EXTENSION_EXPRESSION_H_
-#define CUSTOM_OPS_EXTENSION_EXPRESSION_H_
+#pragma once
 
 #include <cstdint>
 
@@ -44,5 +43,3 @@ PyObject* NewRecorded(const State* state, Py_ssize_t width, PyObject* measured,
                       Py_ssize_t variable_count, PyObject* integers);
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_EXPRESSION_H_

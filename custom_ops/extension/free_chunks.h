@@ -1,8 +1,7 @@
 // TensorFlow's GPU allocator (BFC, best fit with coalescing), as far as it decides where things
 // lie: `FindChunkPtr`, `SplitChunk` and `Merge` of bfc_allocator.cc.
 
-#ifndef CUSTOM_OPS_EXTENSION_FREE_CHUNKS_H_
-#define CUSTOM_OPS_EXTENSION_FREE_CHUNKS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -78,5 +77,3 @@ class FreeChunks {
 };
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_FREE_CHUNKS_H_

@@ -1,7 +1,6 @@
 // A vector of plain numbers or pointers, whose first few elements need no allocation.
 
-#ifndef CUSTOM_OPS_EXTENSION_INLINE_VECTOR_H_
-#define CUSTOM_OPS_EXTENSION_INLINE_VECTOR_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -47,5 +46,3 @@ class InlineVector {
 };
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_INLINE_VECTOR_H_

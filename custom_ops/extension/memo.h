@@ -1,7 +1,6 @@
 // What an op found for variables, widths and settings that it was given before.
 
-#ifndef CUSTOM_OPS_EXTENSION_MEMO_H_
-#define CUSTOM_OPS_EXTENSION_MEMO_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -84,5 +83,3 @@ class Memo {
 };
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_MEMO_H_

@@ -1,7 +1,6 @@
 // Nodes that Python makes one by one, and graphs of them as integers.
 
-#ifndef CUSTOM_OPS_EXTENSION_NODES_H_
-#define CUSTOM_OPS_EXTENSION_NODES_H_
+#pragma once
 
 #include "custom_ops/extension/python.h"
 
@@ -14,5 +13,3 @@ extern const char kFlattenNodes[];  // their documentation
 extern const char kMakeNode[];
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_NODES_H_

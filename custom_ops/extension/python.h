@@ -1,7 +1,6 @@
 // Python's C interface, of which the extension uses what every Python from 3.11 on has.
 
-#ifndef CUSTOM_OPS_EXTENSION_PYTHON_H_
-#define CUSTOM_OPS_EXTENSION_PYTHON_H_
+#pragma once
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -52,5 +51,3 @@ auto Guarded(Function function) -> decltype(function()) {
 }
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_PYTHON_H_

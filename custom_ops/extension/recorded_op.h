@@ -1,8 +1,7 @@
 // Ops that are recorded: Python functions, whose results for vectors that are like earlier ones are
 // made here.
 
-#ifndef CUSTOM_OPS_EXTENSION_RECORDED_OP_H_
-#define CUSTOM_OPS_EXTENSION_RECORDED_OP_H_
+#pragma once
 
 #include "custom_ops/extension/python.h"
 
@@ -14,5 +13,3 @@ extern PyType_Spec recorded_op_spec;
 PyObject* CallRecordedOp(PyObject* op, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_RECORDED_OP_H_

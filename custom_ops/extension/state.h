@@ -1,7 +1,6 @@
 // What belongs to the module: its types, and the ops behind the operators of expressions.
 
-#ifndef CUSTOM_OPS_EXTENSION_STATE_H_
-#define CUSTOM_OPS_EXTENSION_STATE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -27,5 +26,3 @@ extern PyModuleDef module_definition;
 State* StateOf(PyTypeObject* type);
 
 }  // namespace tfmem
-
-#endif  // CUSTOM_OPS_EXTENSION_STATE_H_

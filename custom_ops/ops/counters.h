@@ -1,6 +1,5 @@
 // What the op library counts about itself, and the switches tests and profiles set.
-#ifndef TFMEM_CUSTOM_OPS_OPS_COUNTERS_H_
-#define TFMEM_CUSTOM_OPS_OPS_COUNTERS_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -40,5 +39,3 @@ inline std::atomic<bool>& stall_timing() {
 }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_COUNTERS_H_

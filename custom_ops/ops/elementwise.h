@@ -1,7 +1,6 @@
 // The elementwise ops of cells and of programs over tensors: the table that custom_ops/expr/
 // writes.
-#ifndef TFMEM_CUSTOM_OPS_OPS_ELEMENTWISE_H_
-#define TFMEM_CUSTOM_OPS_OPS_ELEMENTWISE_H_
+#pragma once
 
 #include <optional>
 
@@ -48,5 +47,3 @@ inline std::optional<Elementwise> ElementwiseNamed(absl::string_view name) {
 }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_ELEMENTWISE_H_

@@ -1,6 +1,5 @@
 // What a kernel needs to call another one.
-#ifndef TFMEM_CUSTOM_OPS_OPS_NESTED_PARAMS_H_
-#define TFMEM_CUSTOM_OPS_OPS_NESTED_PARAMS_H_
+#pragma once
 
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -32,5 +31,3 @@ inline void FillParams(tensorflow::OpKernelContext* outer,
 }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_NESTED_PARAMS_H_

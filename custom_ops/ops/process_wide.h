@@ -1,6 +1,5 @@
 // State that the whole process has one of.
-#ifndef TFMEM_CUSTOM_OPS_OPS_PROCESS_WIDE_H_
-#define TFMEM_CUSTOM_OPS_OPS_PROCESS_WIDE_H_
+#pragma once
 
 namespace tfmem {
 
@@ -13,5 +12,3 @@ T& ProcessWide() {
 }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_PROCESS_WIDE_H_

@@ -1,6 +1,5 @@
 // SHA-256 (FIPS 180-4), which TensorFlow's library does not give out.
-#ifndef TFMEM_CUSTOM_OPS_OPS_SHA256_H_
-#define TFMEM_CUSTOM_OPS_OPS_SHA256_H_
+#pragma once
 
 #include <string>
 
@@ -12,5 +11,3 @@ namespace tfmem {
 std::string Sha256(absl::string_view bytes);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_SHA256_H_

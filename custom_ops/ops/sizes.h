@@ -1,7 +1,6 @@
 // Arithmetic with sizes that a graph or a tensor brings: nothing wraps, and no shape aborts the
 // process.
-#ifndef TFMEM_CUSTOM_OPS_OPS_SIZES_H_
-#define TFMEM_CUSTOM_OPS_OPS_SIZES_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -51,5 +50,3 @@ inline absl::Status CheckRange(absl::string_view name, int64_t value, int64_t le
 }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_SIZES_H_

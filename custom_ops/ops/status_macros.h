@@ -1,6 +1,5 @@
 // Passing a failure on to the caller, in functions that return a status or a value or a status.
-#ifndef TFMEM_CUSTOM_OPS_OPS_STATUS_MACROS_H_
-#define TFMEM_CUSTOM_OPS_OPS_STATUS_MACROS_H_
+#pragma once
 
 #include <utility>
 
@@ -24,5 +23,3 @@
 
 #define TFMEM_JOIN(a, b) TFMEM_JOIN_(a, b)
 #define TFMEM_JOIN_(a, b) a##b
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_STATUS_MACROS_H_

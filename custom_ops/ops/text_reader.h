@@ -1,7 +1,6 @@
 // Reads text in lines of words: the attributes that describe cells, programs, regions, kinds of
 // nodes and kernels. An error names the line and the word. Knows nothing of what the text means.
-#ifndef TFMEM_CUSTOM_OPS_OPS_TEXT_READER_H_
-#define TFMEM_CUSTOM_OPS_OPS_TEXT_READER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -121,5 +120,3 @@ class TextReader {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_TEXT_READER_H_

@@ -1,6 +1,5 @@
 // What stream_order.cc and recurrent_parts.cc ask of the fake CUDA driver.
-#ifndef TFMEM_TESTS_TF_FAKE_CUDA_H_
-#define TFMEM_TESTS_TF_FAKE_CUDA_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -127,5 +126,3 @@ struct FakeModules {
   bool large_clusters = false;  // whether a kernel asked for
 };
 FakeModules& fake_modules();
-
-#endif  // TFMEM_TESTS_TF_FAKE_CUDA_H_

@@ -1,7 +1,6 @@
 // An op as it runs on a GPU, for nodes on the CPU: device memory is the host's, and the device is
 // the fake driver's. Its stream runs before anybody can look.
-#ifndef TFMEM_TESTS_TF_FAKE_GPU_OP_H_
-#define TFMEM_TESTS_TF_FAKE_GPU_OP_H_
+#pragma once
 
 #include <memory>
 #include <mutex>
@@ -41,5 +40,3 @@ class FakeGpuOp : public tensorflow::OpKernel {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_TESTS_TF_FAKE_GPU_OP_H_

@@ -1,8 +1,7 @@
 // Dynamic nets by a text that may be damaged: batches that are random, valid or not, decoded, and
 // run forward and backward on memory of exactly the sizes that they need; then with a script in
 // which a word is changed.
-#ifndef TFMEM_TESTS_TF_FUZZ_DYNAMIC_H_
-#define TFMEM_TESTS_TF_FUZZ_DYNAMIC_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -251,5 +250,3 @@ void TryDynamic(DynamicCounts* counts) {
 }
 
 }  // namespace
-
-#endif  // TFMEM_TESTS_TF_FUZZ_DYNAMIC_H_

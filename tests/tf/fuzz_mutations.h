@@ -1,6 +1,5 @@
 // Mutations of valid texts, and what else programs that fuzz have in common.
-#ifndef TFMEM_TESTS_TF_FUZZ_MUTATIONS_H_
-#define TFMEM_TESTS_TF_FUZZ_MUTATIONS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -129,5 +128,3 @@ std::string Mutate(std::string text, const std::vector<std::string>& others) {
 }
 
 }  // namespace
-
-#endif  // TFMEM_TESTS_TF_FUZZ_MUTATIONS_H_

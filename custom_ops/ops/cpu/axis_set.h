@@ -1,6 +1,5 @@
 // A set of axes of a program, which knows how many axes it has room for.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_AXIS_SET_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_AXIS_SET_H_
+#pragma once
 
 #include <bitset>
 
@@ -40,5 +39,3 @@ class AxisSet {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_AXIS_SET_H_

@@ -1,7 +1,6 @@
 // The vectorised inner loops of the recurrent op on the CPU, compiled for several instruction sets.
 // Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_CPU_KERNELS_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_CPU_KERNELS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -79,5 +78,3 @@ const InstructionSet& ChosenKernels();
 void LimitVectorBytes(int bytes);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_CPU_KERNELS_H_

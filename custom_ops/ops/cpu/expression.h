@@ -1,7 +1,6 @@
 // A program over tensors as data: reads what custom_ops/expr/program.py writes, which says what
 // everything means. Knows no TensorFlow and no devices.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -82,5 +81,3 @@ absl::StatusOr<Expression> ParseExpression(absl::string_view text);
 bool ReadExpression(TextReader* in, Expression* expression);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_H_

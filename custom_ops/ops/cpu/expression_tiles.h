@@ -1,6 +1,5 @@
 // From a program over tensors, for known sizes, to a tile program.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_TILES_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_TILES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -55,5 +54,3 @@ struct ExpressionTiles {
 absl::StatusOr<ExpressionTiles> CompileExpression(const SizedExpression& expression, int inputs);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_EXPRESSION_TILES_H_

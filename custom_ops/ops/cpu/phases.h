@@ -1,6 +1,5 @@
 // Phases of shares on a thread pool: every share of a phase is done before any of the next begins.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_PHASES_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_PHASES_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -24,5 +23,3 @@ void RunPhases(int64_t phases, int shares, int threads, const Schedule& schedule
                const ThreadWork& work);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_PHASES_H_

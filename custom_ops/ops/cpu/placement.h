@@ -3,8 +3,7 @@
 // All tiles of a domain are done with one level before any begins with the next, so a value passes
 // from level to level, and from domain to domain, through memory. What is computed in one domain at
 // one level is a stage.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_PLACEMENT_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_PLACEMENT_H_
+#pragma once
 
 #include <vector>
 
@@ -62,5 +61,3 @@ struct Placement {
 Placement Place(const SizedExpression& expression, TileDomains* domains);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_PLACEMENT_H_

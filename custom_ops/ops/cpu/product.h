@@ -1,7 +1,6 @@
 // Products of matrices on the CPU that are read where they lie: what a library copies into blocks
 // first costs more than it saves where a matrix has few rows. Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_PRODUCT_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_PRODUCT_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -96,5 +95,3 @@ class Product {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_PRODUCT_H_

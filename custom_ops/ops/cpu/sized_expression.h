@@ -3,8 +3,7 @@
 // Axes of one position are gone, and an axis is split where an index divides it: of `a0/5 a0%5`
 // with 20 positions, the first dimension lies along an axis of 4 positions and the second along one
 // of 5. So an index is a sum of multiples of positions, and an access is a stride for each axis.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_SIZED_EXPRESSION_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_SIZED_EXPRESSION_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -88,5 +87,3 @@ absl::StatusOr<std::vector<int64_t>> AxisSizes(const Expression& expression,
 std::vector<int64_t> DenseStrides(const Shape& shape);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_SIZED_EXPRESSION_H_

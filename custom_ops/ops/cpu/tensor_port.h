@@ -1,6 +1,5 @@
 // How tiles are read from tensors and written to them: where each position of a domain lies.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TENSOR_PORT_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TENSOR_PORT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -99,5 +98,3 @@ class TensorPort {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TENSOR_PORT_H_

@@ -1,7 +1,6 @@
 // From an expression to a tile program: dead nodes dropped, loads where a value is first asked for,
 // locations shared by values that do not live at the same time.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_COMPILER_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_COMPILER_H_
+#pragma once
 
 #include <map>
 #include <vector>
@@ -81,5 +80,3 @@ struct CompiledTile {
 CompiledTile CompileTile(const TileExpression& expression);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_COMPILER_H_

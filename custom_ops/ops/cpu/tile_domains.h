@@ -1,7 +1,6 @@
 // The domains that a program's values are computed over: which of their axes are rows and which are
 // columns.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_DOMAINS_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_DOMAINS_H_
+#pragma once
 
 #include <map>
 #include <vector>
@@ -52,5 +51,3 @@ class TileDomains {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_DOMAINS_H_

@@ -20,8 +20,7 @@
 //                                             false: this tile is not worked on any further
 //
 // A tensor's value that is one number in all of a tile is a splat: 64 numbers stand for it.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_INTERPRETER_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_INTERPRETER_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -251,5 +250,3 @@ class TileInterpreter {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_INTERPRETER_H_

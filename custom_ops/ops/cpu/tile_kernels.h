@@ -1,7 +1,6 @@
 // The vectorised inner loops of tile programs beside the arithmetic of cpu_kernels.h: casts,
 // integers, booleans and reductions. Knows no TensorFlow; follows its numbers on x86.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_KERNELS_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_KERNELS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -67,5 +66,3 @@ struct TileKernels {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_KERNELS_H_

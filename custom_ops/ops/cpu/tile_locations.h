@@ -1,6 +1,5 @@
 // Where the values of a tile program lie: those that do not live at the same time share a location.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_LOCATIONS_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_LOCATIONS_H_
+#pragma once
 
 #include <map>
 #include <utility>
@@ -34,5 +33,3 @@ void AssignLocations(const std::vector<TileValue>& values, const ConstantNumbers
                      TileStage* stage, TileProgram* program);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_LOCATIONS_H_

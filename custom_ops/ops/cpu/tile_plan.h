@@ -1,7 +1,6 @@
 // How the stages of a program over tensors are cut into tiles and pieces, and where everything lies
 // that is no input and no output: all that is known once sizes are.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PLAN_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -106,5 +105,3 @@ struct TilePlan {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_PLAN_H_

@@ -1,6 +1,5 @@
 // One thread's work on the pieces of a program over tensors: a tile program's environment.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CPU_TILE_WORKER_H_
-#define TFMEM_CUSTOM_OPS_OPS_CPU_TILE_WORKER_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -112,5 +111,3 @@ class TileWorker {
 void FinishReduction(const TilePlan& plan, const FinishTask& task, char* shared);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CPU_TILE_WORKER_H_

@@ -1,7 +1,6 @@
 // The part of cuBLASLt that is used here, declared by hand and found at run time: TensorFlow's GPU
 // packages bring the library.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_CUBLAS_LT_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_CUBLAS_LT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -90,5 +89,3 @@ absl::Status Check(Result result, const char* call);
   TFMEM_RETURN_IF_ERROR(::tfmem::cublas::Check((library).function(__VA_ARGS__), #function))
 
 }  // namespace tfmem::cublas
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_CUBLAS_LT_H_

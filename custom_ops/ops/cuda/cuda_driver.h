@@ -1,7 +1,6 @@
 // The part of the CUDA driver API that is used here, declared by hand and found at run time, so
 // that one library serves machines with and without a GPU and needs no CUDA toolkit to build.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_CUDA_DRIVER_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_CUDA_DRIVER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -195,5 +194,3 @@ class ScopedContext {
 void ReportLostError(const absl::Status& status);
 
 }  // namespace tfmem::cuda
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_CUDA_DRIVER_H_

@@ -1,6 +1,5 @@
 // What a kernel learns from TensorFlow's unstable parts: its CUDA stream, its allocator's chunks.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_DEVICE_STREAM_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_DEVICE_STREAM_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -29,5 +28,3 @@ struct Chunk {
 std::vector<Chunk> AllocatorChunks(tensorflow::OpKernelContext* ctx);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_DEVICE_STREAM_H_

@@ -1,7 +1,6 @@
 // Kernels, library calls and fills, as one CUDA graph whose addresses may change from launch to
 // launch. Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_GRAPH_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_GRAPH_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -63,5 +62,3 @@ class GpuGraph {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_GRAPH_H_

@@ -1,6 +1,5 @@
 // GPU kernels, loaded into a context and launched. Knows no TensorFlow, and no op.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_KERNEL_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_KERNEL_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -82,5 +81,3 @@ class GpuKernel {
 void TrimGpuKernels();
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_KERNEL_H_

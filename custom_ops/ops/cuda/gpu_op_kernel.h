@@ -1,6 +1,5 @@
 // The kernel of an op on a GPU whose work is done by a class that is given the stream.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_OP_KERNEL_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_OP_KERNEL_H_
+#pragma once
 
 #include <memory>
 
@@ -28,5 +27,3 @@ class GpuOpKernel : public tensorflow::OpKernel {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_OP_KERNEL_H_

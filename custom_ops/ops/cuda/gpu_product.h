@@ -1,6 +1,5 @@
 // Products of matrices by cuBLASLt. Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_PRODUCT_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_PRODUCT_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -76,5 +75,3 @@ class GpuProduct {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_PRODUCT_H_

@@ -1,6 +1,5 @@
 // How long work takes on a GPU, when it is timed where it will run. Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_TRIAL_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_TRIAL_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -26,5 +25,3 @@ absl::StatusOr<float> TimeOnGpu(GpuLink* link, cuda::Stream stream,
                                 const std::function<absl::Status(cuda::Stream)>& enqueue);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_GPU_TRIAL_H_

@@ -1,6 +1,5 @@
 // Tensors of a GPU copied to host memory and back, in the order of a stream.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_HOST_COPIES_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_HOST_COPIES_H_
+#pragma once
 
 #include <vector>
 
@@ -36,5 +35,3 @@ class HostCopies {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_HOST_COPIES_H_

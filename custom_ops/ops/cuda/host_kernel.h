@@ -1,6 +1,5 @@
 // The CPU's kernel of an op that is placed on a GPU, for a GPU that none of its programs fits.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_HOST_KERNEL_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_HOST_KERNEL_H_
+#pragma once
 
 #include <memory>
 #include <mutex>
@@ -55,5 +54,3 @@ class HostKernel {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_HOST_KERNEL_H_

@@ -1,7 +1,6 @@
 // Where a graph keeps the code of its GPU kernels: once for each digest, in functions of its
 // library, which the attributes `images` name (custom_ops/image_functions.py writes them).
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_IMAGE_FUNCTIONS_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_IMAGE_FUNCTIONS_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -21,5 +20,3 @@ struct ProgramText {
 absl::StatusOr<std::vector<ProgramText>> ReadPrograms(tensorflow::OpKernelConstruction* ctx);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_IMAGE_FUNCTIONS_H_

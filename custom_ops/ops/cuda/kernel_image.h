@@ -1,7 +1,6 @@
 // What any GPU kernel is, apart from what an op adds to it (custom_ops/jit/image.py writes it):
 // an element of an attribute `programs`, and its code. Knows neither TensorFlow nor a driver.
-#ifndef TFMEM_CUSTOM_OPS_OPS_CUDA_KERNEL_IMAGE_H_
-#define TFMEM_CUSTOM_OPS_OPS_CUDA_KERNEL_IMAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -66,5 +65,3 @@ absl::StatusOr<KernelImage> ReadImage(KernelHeader* header, absl::string_view co
 absl::StatusOr<KernelCode> ShareCode(const std::string& digest, absl::string_view code);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_CUDA_KERNEL_IMAGE_H_

@@ -1,7 +1,6 @@
 // A batch of graphs, decoded: every node has a level, one more than the highest of its children,
 // and is a row among the nodes of its kind and among the states of its type.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_BATCH_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_BATCH_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -69,5 +68,3 @@ absl::StatusOr<DynamicBatch> DecodeBatch(const DynamicSpec& spec, const RaggedIn
                                          const RaggedIntegers& arguments);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_BATCH_H_

@@ -1,7 +1,6 @@
 // What TfmemDynamic and TfmemDynamicStep have in common: a batch read from the inputs of an op, and
 // run.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_EXECUTE_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_EXECUTE_H_
+#pragma once
 
 #include <vector>
 
@@ -65,5 +64,3 @@ absl::Status PutNumber(tensorflow::OpKernelContext* ctx);
 absl::Status PutNothing(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& widths);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_EXECUTE_H_

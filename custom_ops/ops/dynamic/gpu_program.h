@@ -1,6 +1,5 @@
 // A GPU program of a dynamic net, as custom_ops/dynamic/codegen/gpu_program.py writes it.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_PROGRAM_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_PROGRAM_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -59,5 +58,3 @@ int64_t MostOutputs(const DynamicSpec& spec);
 int64_t MostStates(const DynamicSpec& spec);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_PROGRAM_H_

@@ -1,6 +1,5 @@
 // A dynamic net on a GPU: one batch is one copy and one launch. Waits for no kernel.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_RUN_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_RUN_H_
+#pragma once
 
 #include <memory>
 #include <mutex>
@@ -128,5 +127,3 @@ class GpuDynamicStep {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_RUN_H_

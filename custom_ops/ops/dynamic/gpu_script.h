@@ -1,7 +1,6 @@
 // What a batch sends to a GPU: a table of places, lists, and a script for each virtual processor.
 // Knows no TensorFlow and no driver.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SCRIPT_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SCRIPT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -74,5 +73,3 @@ absl::Status CheckGpuScript(const DynamicSpec& spec, const GpuProgram& program,
                             const GpuSent& sent);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SCRIPT_H_

@@ -1,7 +1,6 @@
 // The way of a batch's scripts to a GPU (VPPS, section III-C1): from pinned memory, on a separate
 // stream, so that they are there when the batch before is done.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SENDER_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SENDER_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -48,5 +47,3 @@ class GpuSender {
 int64_t WordsBeforeZeros(int64_t words);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_GPU_SENDER_H_

@@ -1,5 +1,4 @@
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_LOADS_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_LOADS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -48,5 +47,3 @@ class Loads {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_LOADS_H_

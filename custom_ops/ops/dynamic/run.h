@@ -1,6 +1,5 @@
 // One batch: where its values lie, and what a virtual processor's instructions do with them.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_RUN_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_RUN_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -156,5 +155,3 @@ const CpuKernels<Real>& KernelsOf(const InstructionSet& set) {
 }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_RUN_H_

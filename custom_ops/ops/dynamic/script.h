@@ -16,8 +16,7 @@
 // each other, so one instruction runs a section of a kind's code over a block of them. Where there
 // are few, each processor has the same columns of a product for all of them, and finds its part of
 // the weights in its cache from level to level; all else between two products is the first one's.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SCRIPT_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SCRIPT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -81,5 +80,3 @@ absl::Status CheckScript(const DynamicSpec& spec, const DynamicBatch& batch,
                          const std::vector<int64_t>& looked_up, const Script& script);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SCRIPT_H_

@@ -1,6 +1,5 @@
 // The kinds of nodes of a dynamic net, as custom_ops/dynamic/spec.py writes them. Knows no batch.
-#ifndef TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SPEC_H_
-#define TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SPEC_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -116,5 +115,3 @@ absl::StatusOr<DynamicSpec> ParseDynamicSpec(absl::string_view text);
 inline int64_t StrideOf(int64_t width) { return width == 1 ? 1 : (width + 15) / 16 * 16; }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_DYNAMIC_SPEC_H_

@@ -1,7 +1,6 @@
 // A region's call of a matrix product on the CPU, where loops of our own are as fast as
 // TensorFlow's kernel.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_CALL_PRODUCT_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_CALL_PRODUCT_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -33,5 +32,3 @@ std::unique_ptr<const CallProduct> ProductOf(const tensorflow::NodeDef& node,
                                              const InstructionSet& kernels);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_CALL_PRODUCT_H_

@@ -1,6 +1,5 @@
 // The op that TensorFlow's executor runs in place of one that a graph has.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_EXECUTED_OP_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_EXECUTED_OP_H_
+#pragma once
 
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/types.h"
@@ -14,5 +13,3 @@ tensorflow::NodeDef ExecutedOnCpu(const tensorflow::NodeDef& node,
                                   const tensorflow::DataTypeVector& inputs, int graph_def_version);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_EXECUTED_OP_H_

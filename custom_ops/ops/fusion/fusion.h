@@ -1,6 +1,5 @@
 // What the kernels of TfmemFusion share.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_FUSION_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_FUSION_H_
+#pragma once
 
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/fusion/region.h"
@@ -12,5 +11,3 @@ namespace tfmem {
 absl::StatusOr<Region> ReadFusionRegion(tensorflow::OpKernelConstruction* ctx);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_FUSION_H_

@@ -1,8 +1,7 @@
 // A kernel of a region for GPUs, as an op is given it: its image, and how it is launched for
 // tensors of given shapes. Reads what custom_ops/fusion/codegen/description.py writes, and says
 // what everything means there. Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_FUSION_KERNEL_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_FUSION_KERNEL_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -76,5 +75,3 @@ struct FusionKernel {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_FUSION_KERNEL_H_

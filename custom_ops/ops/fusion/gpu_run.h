@@ -1,6 +1,5 @@
 // Runs a region on a GPU: kernels and products over one arena, as one CUDA graph for each shape.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_RUN_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_RUN_H_
+#pragma once
 
 #include <memory>
 #include <mutex>
@@ -66,5 +65,3 @@ class GpuRegionRunner {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_RUN_H_

@@ -1,6 +1,5 @@
 // The kernels and products of a region on a GPU, for given shapes.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_STEPS_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_STEPS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -78,5 +77,3 @@ class GpuSteps : public RegionSteps {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_GPU_STEPS_H_

@@ -1,6 +1,5 @@
 // An op that takes variables of a GPU, run by its kernel of the CPU.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_HOST_VARIABLES_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_HOST_VARIABLES_H_
+#pragma once
 
 #include <vector>
 
@@ -28,5 +27,3 @@ absl::Status RunOnHost(HostKernel* kernel, tensorflow::OpKernelContext* ctx, Gpu
                        cuda::Stream stream, const HostCall& call, const absl::Status& lacking);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_HOST_VARIABLES_H_

@@ -1,6 +1,5 @@
 // TensorFlow's own kernel of an op, run within another op's kernel.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_INNER_KERNEL_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_INNER_KERNEL_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -75,5 +74,3 @@ class InnerKernel {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_INNER_KERNEL_H_

@@ -1,7 +1,6 @@
 // A region of a graph that runs as one op, as data: reads what custom_ops/fusion/text.py writes;
 // custom_ops/fusion/region.py says what everything means. Knows no TensorFlow and no devices.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -79,5 +78,3 @@ struct Region {
 absl::StatusOr<Region> ParseRegion(absl::string_view text);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_H_

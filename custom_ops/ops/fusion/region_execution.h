@@ -1,7 +1,6 @@
 // What one run of a region does on any device: it goes through the steps, and finds memory for
 // their results. And the shapes that were seen last.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_EXECUTION_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_EXECUTION_H_
+#pragma once
 
 #include <algorithm>
 #include <list>
@@ -80,5 +79,3 @@ class RecentShapes {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_EXECUTION_H_

@@ -1,7 +1,6 @@
 // What can be said about a region before its shapes are known: whose memory each value is, and how
 // long it lives. Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_FLOW_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_FLOW_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -52,5 +51,3 @@ struct Interval {
 int64_t PlaceInArena(std::vector<Interval>* intervals);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_FLOW_H_

@@ -1,6 +1,5 @@
 // What memory the steps of a region use on a device that runs them side by side.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_MEMORY_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_MEMORY_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -37,5 +36,3 @@ class RegionMemory {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_MEMORY_H_

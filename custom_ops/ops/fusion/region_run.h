@@ -1,6 +1,5 @@
 // Runs a region on the CPU: kernels by the tile interpreter, calls by TensorFlow's own kernels.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_RUN_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_RUN_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -101,5 +100,3 @@ class RegionRunner {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_RUN_H_

@@ -1,7 +1,6 @@
 // The shapes of a region's values for given shapes of its inputs and variables, and where the
 // values then lie.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_SHAPES_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_SHAPES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -78,5 +77,3 @@ absl::StatusOr<RegionShapes> ShapesOf(const CompiledRegion& compiled,
                                       RegionSteps* steps);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_REGION_SHAPES_H_

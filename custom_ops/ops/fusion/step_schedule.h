@@ -1,7 +1,6 @@
 // What steps on a device wait for, and where their memory lies, so that steps that have nothing to
 // do with each other may run side by side. Knows no TensorFlow and no devices.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_STEP_SCHEDULE_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_STEP_SCHEDULE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -39,5 +38,3 @@ StepSchedule ScheduleSteps(const std::vector<std::vector<MemoryUse>>& steps,
                            const std::vector<StepMemory>& memories);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_STEP_SCHEDULE_H_

@@ -1,6 +1,5 @@
 // Variables of a region while it runs: found, locked, read and assigned as TensorFlow's own ops do.
-#ifndef TFMEM_CUSTOM_OPS_OPS_FUSION_VARIABLES_H_
-#define TFMEM_CUSTOM_OPS_OPS_FUSION_VARIABLES_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -93,5 +92,3 @@ class RegionVariables {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_FUSION_VARIABLES_H_

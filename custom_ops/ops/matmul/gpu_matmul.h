@@ -1,6 +1,5 @@
 // TfmemMatMul on a GPU: cuts the operands into pairs of float16 and multiplies those.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MATMUL_GPU_MATMUL_H_
-#define TFMEM_CUSTOM_OPS_OPS_MATMUL_GPU_MATMUL_H_
+#pragma once
 
 #include <array>
 #include <memory>
@@ -46,5 +45,3 @@ class GpuMatMul {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MATMUL_GPU_MATMUL_H_

@@ -1,6 +1,5 @@
 // TfmemMatMul's operands, checked, the same on all devices.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_H_
-#define TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -25,5 +24,3 @@ absl::StatusOr<MatMulCall> PrepareMatMul(tensorflow::OpKernelContext* ctx, bool 
                                          bool transpose_right);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_H_

@@ -1,6 +1,5 @@
 // How TfmemMatMul divides a product among CTAs. Knows neither TensorFlow nor a driver.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_TILING_H_
-#define TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_TILING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -32,5 +31,3 @@ struct MatMulTiling {
 MatMulTiling BestTiling(const MatMulSizes& shape, int64_t processors);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MATMUL_MATMUL_TILING_H_

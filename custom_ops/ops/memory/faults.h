@@ -1,6 +1,5 @@
 // Faults on demand, so that tests can see what a failing copy does to a step.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_FAULTS_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_FAULTS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -20,5 +19,3 @@ void InjectFault(Fault kind, int64_t after, int64_t times);
 absl::Status CheckFault(Fault kind, const std::string& label);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_FAULTS_H_

@@ -1,6 +1,5 @@
 // What the MemOps of tensors and those of lists have in common on the CPU.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_FILE_MECHANISM_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_FILE_MECHANISM_H_
+#pragma once
 
 #include <chrono>
 #include <string>
@@ -46,5 +45,3 @@ class Finish {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_FILE_MECHANISM_H_

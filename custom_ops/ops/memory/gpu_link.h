@@ -1,6 +1,5 @@
 // One GPU's private copy streams, events and stall times.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_LINK_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_LINK_H_
+#pragma once
 
 #include <deque>
 #include <memory>
@@ -93,5 +92,3 @@ class GpuLink {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_LINK_H_

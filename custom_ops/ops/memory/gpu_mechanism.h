@@ -1,6 +1,5 @@
 // What the MemOps of tensors and those of lists have in common on a GPU.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_MECHANISM_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_MECHANISM_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -47,5 +46,3 @@ class GpuMechanism {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_MECHANISM_H_

@@ -9,8 +9,7 @@
 //      every private copy that touches it. Until then the ticket owns it, too.
 // The host never waits for the device; but where the driver refuses to record or to wait for an
 // event, it waits for the copy, and where that fails, too, what the copy touches is given up.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_TICKETS_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_TICKETS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -127,5 +126,3 @@ absl::Status MoveToDevice(cuda::Stream compute, const void* pointer, size_t byte
                           const std::string& label);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_GPU_TICKETS_H_

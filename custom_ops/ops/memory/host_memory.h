@@ -1,6 +1,5 @@
 // How much memory the host has for this process, and how much of it is left.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_HOST_MEMORY_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_HOST_MEMORY_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -18,5 +17,3 @@ struct HostMemory {
 HostMemory ReadHostMemory(const std::string& root = "");
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_HOST_MEMORY_H_

@@ -1,6 +1,5 @@
 // How fast the links between GPUs and the host are.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_LINK_BANDWIDTH_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_LINK_BANDWIDTH_H_
+#pragma once
 
 #include <cstddef>
 #include <vector>
@@ -33,5 +32,3 @@ absl::StatusOr<std::vector<BusyBandwidth>> MeasureLinksTogether(absl::Span<const
                                                                 size_t bytes);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_LINK_BANDWIDTH_H_

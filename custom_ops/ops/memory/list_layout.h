@@ -1,7 +1,6 @@
 // What is in lists of tensors that move as one: which of their elements leave memory, and where
 // each one is put back.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_LIST_LAYOUT_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_LIST_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -54,5 +53,3 @@ class ListLayout {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_LIST_LAYOUT_H_

@@ -1,6 +1,5 @@
 // Page-locked host memory, pooled across steps at exact size.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_PINNED_POOL_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_PINNED_POOL_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -56,5 +55,3 @@ void MarkPinnedBlocksUnused();
 void TrimUnusedPinnedBlocks();
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_PINNED_POOL_H_

@@ -1,6 +1,5 @@
 // What MemOpProbe records, and how it is read.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_PROBE_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_PROBE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -29,5 +28,3 @@ std::vector<ProbeRow> ReadProbes(int64_t run);
 void ClearProbes(int64_t run);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_PROBE_H_

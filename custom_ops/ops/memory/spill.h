@@ -1,6 +1,5 @@
 // Mechanism "file": moves host tensors to files and back on two I/O threads. Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -83,5 +82,3 @@ struct SpillBandwidth {
 absl::StatusOr<SpillBandwidth> MeasureSpillBandwidth(const SpillOptions& options, size_t bytes);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_H_

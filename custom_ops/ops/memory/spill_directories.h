@@ -1,7 +1,6 @@
 // The directories that this process's own code named for spill files. Graphs carry keys to them,
 // which only this process gives out: what a graph brings names no directory.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_DIRECTORIES_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_DIRECTORIES_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -16,5 +15,3 @@ std::string SpillDirectoryKey(const std::string& directory);
 std::optional<std::string> FindSpillDirectory(const std::string& key);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_DIRECTORIES_H_

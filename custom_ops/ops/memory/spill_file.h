@@ -1,6 +1,5 @@
 // Unlinked files of exact size, pooled across steps.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_FILE_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_FILE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -48,5 +47,3 @@ class SpillFile {
 void TrimSpillFiles();
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_SPILL_FILE_H_

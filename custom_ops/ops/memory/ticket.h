@@ -1,6 +1,5 @@
 // What a MemOp handle refers to: one tensor that was moved out of device memory.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -39,5 +38,3 @@ class Ticket {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_H_

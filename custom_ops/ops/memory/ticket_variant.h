@@ -1,6 +1,5 @@
 // The value inside a MemOp's `handle` tensor.
-#ifndef TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_VARIANT_H_
-#define TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_VARIANT_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -96,5 +95,3 @@ inline absl::Status CheckPrefetch(const TicketHandle& handle, tensorflow::DataTy
 }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_MEMORY_TICKET_VARIANT_H_

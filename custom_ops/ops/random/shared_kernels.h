@@ -5,8 +5,7 @@
 // attributes: `tfmem_stream`, which this process opened, and `tfmem_draw`, the op's place in the
 // step. Its kernel runs X's own kernel, which it shares with the ops of that stream and place in
 // every graph. The stream lives as long as any kernel in it, as the state of X does.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RANDOM_SHARED_KERNELS_H_
-#define TFMEM_CUSTOM_OPS_OPS_RANDOM_SHARED_KERNELS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -25,5 +24,3 @@ int64_t OpenStream();
 void CloseStream(int64_t stream);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RANDOM_SHARED_KERNELS_H_

@@ -1,7 +1,6 @@
 // A recurrent cell as data: reads what custom_ops/recurrent/cell.py writes, which says what
 // everything means. Knows no TensorFlow kernels and no devices.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_CELL_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_CELL_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -70,5 +69,3 @@ struct Cell {
 absl::StatusOr<Cell> ParseCell(absl::string_view text);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_CELL_H_

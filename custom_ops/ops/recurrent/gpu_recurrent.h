@@ -1,6 +1,5 @@
 // TfmemRecurrent on a GPU, on the stream that the caller gives.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_GPU_RECURRENT_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_GPU_RECURRENT_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -48,5 +47,3 @@ class GpuRecurrent {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_GPU_RECURRENT_H_

@@ -1,6 +1,5 @@
 // What the CPU's and the GPU's kernel of TfmemRecurrent share: its attributes and its tensors.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -82,5 +81,3 @@ absl::StatusOr<RecurrentCall> PrepareRecurrentCall(tensorflow::OpKernelContext* 
                                                    const RecurrentAttributes& attributes);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_H_

@@ -1,6 +1,5 @@
 // How a call of TfmemRecurrent on the CPU is divided among threads, and what each works on.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_CUT_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_CUT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -59,5 +58,3 @@ RecurrentCut CutRecurrentCall(const StepProgram& program, int64_t panel, int64_t
                               int64_t batch, int directions, int threads);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_CUT_H_

@@ -1,6 +1,5 @@
 // The kernels of TfmemRecurrent: chosen, cut into launches, watched. Knows no TensorFlow.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_KERNEL_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_KERNEL_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -89,5 +88,3 @@ class StatusWatch {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_KERNEL_H_

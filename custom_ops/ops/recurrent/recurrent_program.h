@@ -1,7 +1,6 @@
 // A GPU program of TfmemRecurrent: a kernel's image, and how a call is divided among its launches.
 // custom_ops/recurrent/gpu_program.py writes it. Knows neither TensorFlow nor a driver.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_PROGRAM_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_PROGRAM_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -67,5 +66,3 @@ struct KernelParameter {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_PROGRAM_H_

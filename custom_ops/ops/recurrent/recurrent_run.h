@@ -4,8 +4,7 @@
 // its core's own cache for the whole sequence; they wait for each other once for each stage of a
 // step. Within its part a thread first multiplies a group of rows, then interprets the stage's code
 // over tiles that fit its innermost cache.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_RUN_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_RUN_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -99,5 +98,3 @@ void RecurrentRun<T>::FromReal(const Real* source, T* target, int64_t count) con
 }
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_RUN_H_

@@ -1,6 +1,5 @@
 // Where everything lies that a call of TfmemRecurrent on the CPU keeps while it runs.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_WORKSPACE_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_WORKSPACE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -100,5 +99,3 @@ class RecurrentWorkspace {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_RECURRENT_WORKSPACE_H_

@@ -1,6 +1,5 @@
 // Where the numbers of a sequence lie, for the kernels of TfmemRecurrent.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_SEQUENCE_LINES_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_SEQUENCE_LINES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -23,5 +22,3 @@ struct SequenceLines {
 };
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_SEQUENCE_LINES_H_

@@ -1,7 +1,6 @@
 // A cell made ready for an interpreter: for each stage of a step the products it multiplies, then
 // a tile program's stage over tiles of [rows, units]. Pure; knows no device and no sizes.
-#ifndef TFMEM_CUSTOM_OPS_OPS_RECURRENT_STEP_PROGRAM_H_
-#define TFMEM_CUSTOM_OPS_OPS_RECURRENT_STEP_PROGRAM_H_
+#pragma once
 
 #include <vector>
 
@@ -58,5 +57,3 @@ struct StepProgram {
 StepProgram CompileStep(const Cell& cell, DType real);
 
 }  // namespace tfmem
-
-#endif  // TFMEM_CUSTOM_OPS_OPS_RECURRENT_STEP_PROGRAM_H_

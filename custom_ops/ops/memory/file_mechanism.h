@@ -1,4 +1,4 @@
-// What the MemOps of tensors and those of lists have in common on the CPU.
+// How MemOps move tensors to files, on the CPU.
 #pragma once
 
 #include <chrono>

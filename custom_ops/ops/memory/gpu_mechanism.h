@@ -1,4 +1,4 @@
-// What the MemOps of tensors and those of lists have in common on a GPU.
+// How MemOps move tensors on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,7 @@ class StreamOp : public tensorflow::OpKernel {
 class GpuMechanism {
  public:
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
+  const std::string& label() const { return label_; }
 
   // Starts to move a tensor out.
   absl::StatusOr<std::shared_ptr<GpuTicket>> Start(const tensorflow::Tensor& source,

@@ -68,6 +68,7 @@ class GpuTicket : public Ticket {
   GpuTicket(std::string label, GpuLink* link, size_t bytes)
       : Ticket(std::move(label)), link_(link), bytes_(bytes) {}
 
+  const LiveTicket live_;
   GpuLink* const link_;
   const size_t bytes_;
   std::mutex mutex_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,18 +16,24 @@ namespace tfmem {
 
 class ListLayout {
  public:
-  // A tensor that moves; several elements may be it, perhaps under other shapes.
-  struct Moved {
-    tensorflow::DataType dtype;
-    tensorflow::TensorShape shape;
+  // The ops say nothing of lists in their attributes.
+  struct Attributes {
+    absl::Status Read(tensorflow::OpKernelConstruction*) { return absl::OkStatus(); }
+    absl::Status CheckPrefetch(const ListLayout&, const std::string&) const {
+      return absl::OkStatus();
+    }
   };
 
   // Reads input "lists". Only tensors of fixed-size types that nothing but these lists holds move:
   // the memory of all others would stay in use. These are put into `moving`.
   absl::Status Read(tensorflow::OpKernelContext* ctx, std::vector<tensorflow::Tensor>* moving);
 
-  // The tensors that moved, in the order of `moving`.
-  const std::vector<Moved>& moved() const { return moved_; }
+  size_t size() const { return moved_.size(); }  // tensors that moved
+  // Memory for one of them, by its position in `moving`.
+  absl::Status Allocate(tensorflow::OpKernelContext* ctx, size_t place,
+                        tensorflow::Tensor* tensor) const {
+    return ctx->allocate_temp(moved_[place].dtype, moved_[place].shape, tensor);
+  }
 
   // Writes output "lists", with `arrived` in place of what moved.
   absl::Status Write(tensorflow::OpKernelContext* ctx,
@@ -38,6 +45,11 @@ class ListLayout {
  private:
   static constexpr int64_t kKept = -1;
 
+  // A tensor that moves; several elements may be it, perhaps under other shapes.
+  struct Moved {
+    tensorflow::DataType dtype;
+    tensorflow::TensorShape shape;
+  };
   struct Element {
     int64_t moved = kKept;  // which of the tensors that moved
     tensorflow::Tensor kept;

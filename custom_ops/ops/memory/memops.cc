@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "custom_ops/ops/memory/ticket_variant.h"
+#include "custom_ops/ops/memory/tensor_layout.h"
 #include "custom_ops/ops/sizes.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

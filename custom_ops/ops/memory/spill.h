@@ -68,6 +68,7 @@ class FileTicket : public Ticket {
     const void* target;
     std::shared_ptr<Completion> completion;
   };
+  const LiveTicket live_;
   const std::shared_ptr<SpillCopy> copy_;
   std::mutex mutex_;
   std::vector<Read> reads_;

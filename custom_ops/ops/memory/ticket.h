@@ -1,4 +1,4 @@
-// What a MemOp handle refers to: one tensor that was moved out of device memory.
+// What a MemOp handle refers to: what was moved out of device memory.
 #pragma once
 
 #include <memory>
@@ -17,13 +17,13 @@ using Owner = std::shared_ptr<void>;
 // Leaks a reference: a copy may touch the buffer, and no event tells when that ends.
 inline void Abandon(Owner owner) { new Owner(std::move(owner)); }
 
-// One offloaded tensor. Reference counted by the variant handles that name it, so it dies with the
-// step, also when the step is aborted. A destructor may run on any thread and must leave every
-// buffer that a copy still touches safe to reuse.
+// What moves as one: a tensor, or those of lists. Reference counted by the variant handles that
+// name it, so it dies with the step, also when the step is aborted. A destructor may run on any
+// thread and must leave every buffer that a copy still touches safe to reuse.
 class Ticket {
  public:
-  explicit Ticket(std::string label) : label_(std::move(label)) { ++counters().live_tickets; }
-  virtual ~Ticket() { --counters().live_tickets; }
+  explicit Ticket(std::string label) : label_(std::move(label)) {}
+  virtual ~Ticket() = default;
   Ticket(const Ticket&) = delete;
   Ticket& operator=(const Ticket&) = delete;
 
@@ -35,6 +35,15 @@ class Ticket {
 
  private:
   const std::string label_;
+};
+
+// Counts what a mechanism moves, as long as it lives.
+class LiveTicket {
+ public:
+  LiveTicket() { ++counters().live_tickets; }
+  ~LiveTicket() { --counters().live_tickets; }
+  LiveTicket(const LiveTicket&) = delete;
+  LiveTicket& operator=(const LiveTicket&) = delete;
 };
 
 }  // namespace tfmem

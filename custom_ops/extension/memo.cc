@@ -1,6 +1,5 @@
 #include "custom_ops/extension/memo.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace tfmem {

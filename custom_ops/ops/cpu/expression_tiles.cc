@@ -1,6 +1,5 @@
 #include "custom_ops/ops/cpu/expression_tiles.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 

@@ -1,7 +1,6 @@
 // One thread's work on the pieces of a program over tensors: a tile program's environment.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>

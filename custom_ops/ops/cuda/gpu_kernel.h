@@ -4,8 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -2,7 +2,6 @@
 
 #include <limits>
 #include <mutex>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/process_wide.h"

@@ -1,11 +1,8 @@
 // TfmemDynamic: a batch of graphs forward, backward, or both; gradients are tensors.
 #include <cstring>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/sizes.h"

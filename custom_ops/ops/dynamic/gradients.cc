@@ -1,6 +1,5 @@
 // The last section: gradients of parameters, summed over all nodes of a batch in a fixed order.
 #include <algorithm>
-#include <cstring>
 
 #include "custom_ops/ops/dynamic/run.h"
 

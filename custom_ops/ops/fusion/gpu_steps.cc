@@ -1,7 +1,6 @@
 #include "custom_ops/ops/fusion/gpu_steps.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

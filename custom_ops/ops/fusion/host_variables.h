@@ -1,8 +1,6 @@
 // An op that takes variables of a GPU, run by its kernel of the CPU.
 #pragma once
 
-#include <vector>
-
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "custom_ops/ops/cuda/host_kernel.h"

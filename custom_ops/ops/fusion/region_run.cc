@@ -1,6 +1,5 @@
 #include "custom_ops/ops/fusion/region_run.h"
 
-#include <algorithm>
 #include <cstring>
 #include <functional>
 

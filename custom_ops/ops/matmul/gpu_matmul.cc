@@ -1,7 +1,6 @@
 #include "custom_ops/ops/matmul/gpu_matmul.h"
 
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

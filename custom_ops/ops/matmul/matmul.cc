@@ -3,7 +3,6 @@
 
 #include "custom_ops/ops/matmul/matmul.h"
 
-#include <algorithm>
 #include <array>
 
 #include "absl/strings/str_cat.h"

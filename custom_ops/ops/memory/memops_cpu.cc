@@ -1,7 +1,6 @@
 // The MemOps on the CPU, where "device memory" is RAM and the other side is a file. They are the
 // same for a tensor and for lists of tensors, whose tensors are one file.
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -8,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "custom_ops/ops/memory/faults.h"
 #include "custom_ops/ops/memory/spill_file.h"
 #include "custom_ops/ops/status_macros.h"

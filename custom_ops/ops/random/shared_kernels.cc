@@ -4,8 +4,6 @@
 #include <memory>
 #include <mutex>
 #include <random>
-#include <set>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"

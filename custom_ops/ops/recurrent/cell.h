@@ -2,7 +2,6 @@
 // everything means. Knows no TensorFlow kernels and no devices.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"

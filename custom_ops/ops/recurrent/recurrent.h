@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "custom_ops/ops/recurrent/cell.h"
 #include "custom_ops/ops/recurrent/sequence_lines.h"

@@ -1,5 +1,4 @@
 // TfmemRecurrent on the CPU.
-#include <memory>
 #include <type_traits>
 #include <utility>
 

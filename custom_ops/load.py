@@ -17,13 +17,11 @@ from custom_ops.build_flags import PACKAGE, library_name
 from custom_ops.dynamic import op as dynamic_op
 from custom_ops.errors import OpLibraryError
 from custom_ops.fusion import gradient as fusion_gradient
-from custom_ops.fusion.text import to_text
 from custom_ops.recurrent import op as recurrent_op
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from custom_ops.fusion.region import Region
 
 Fault = Literal["copy_out", "copy_in", "allocate"]
 
@@ -130,25 +128,6 @@ class Library:
     def reserve(self, sizes: Sequence[int], name: str | None = None) -> "list[tf.Tensor]":
         """MemOpReserve: leaves free chunks of these sizes as long as the result lives."""
         return self.ops.mem_op_reserve(sizes=sizes, count=len(sizes), name=name)
-
-    def fusion(
-        self,
-        region: "Region",
-        args: "Sequence[tf.Tensor]",
-        variables: "Sequence[tf.Tensor]" = (),
-        name: str | None = None,
-    ) -> "list[tf.Tensor]":
-        """TfmemFusion: runs a region on `args`; `variables` are handles of variables, which it updates.
-
-        Raises:
-            RegionError: the region is malformed.
-        """
-        import tensorflow as tf
-
-        outputs = [tf.as_dtype(region.values[value].dtype) for value in region.outputs]
-        text = tf.autograph.experimental.do_not_convert(to_text)(region)
-        found = self.ops.tfmem_fusion(args=list(args), variables=list(variables), T_out=outputs, region=text, name=name)
-        return list(found) if outputs else []
 
     def spill_key(self, directory: str) -> str:
         """What stands for a directory of spill files in this process's graphs; "" for the system's temporary one."""

@@ -9,11 +9,27 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 
 from custom_ops.fusion.region import Call, Region, TensorType
+from custom_ops.fusion.text import to_text
+from custom_ops.load import load
 
 if TYPE_CHECKING:
     from tests.tf.fake_gpu import FakeGpu
 
 DOUBLED = "program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\nadd 0 0\noutput 1 0 1\n"
+
+
+def run_region(
+    region: Region, args: Sequence[Any], variables: Sequence[tf.Tensor] = (), name: str | None = None
+) -> list[tf.Tensor]:
+    """TfmemFusion: runs a region on `args`; `variables` are handles of variables, which it updates.
+
+    Raises:
+        RegionError: the region is malformed.
+    """
+    outputs = [tf.as_dtype(region.values[value].dtype) for value in region.outputs]
+    text = tf.autograph.experimental.do_not_convert(to_text)(region)
+    found = load().ops.tfmem_fusion(args=list(args), variables=list(variables), T_out=outputs, region=text, name=name)
+    return list(found) if outputs else []
 
 
 def call(

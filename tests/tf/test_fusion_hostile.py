@@ -17,7 +17,7 @@ from custom_ops.fusion.text import from_text as region_from_text
 from custom_ops.fusion.text import to_text
 from custom_ops.load import load
 from tests.fusion_regions import softmax_step
-from tests.tf.fusion_calls import call, product
+from tests.tf.fusion_calls import call, product, run_region
 
 INPUTS, SEED = 2000, 7
 
@@ -238,20 +238,20 @@ FOUR = TensorType("float32", (4,))
 def test_calls_that_cannot_be_made(made: Any, message: str) -> None:
     region = Region(1, (), (FOUR, FOUR), (made,), (1,))
     with pytest.raises(tf.errors.OpError, match=message):
-        load().fusion(region, [np.ones(4, np.float32)])
+        run_region(region, [np.ones(4, np.float32)])
 
 
 def test_a_call_whose_shape_nobody_knows() -> None:
     whole = TensorType("int64", (None, 1))
     region = Region(1, (), (FOUR, whole), (call("Where", (0,), (1,), T=tf.float32),), (1,))
     with pytest.raises(tf.errors.UnimplementedError, match="a call of Where gives shape"):
-        load().fusion(region, [np.ones(4, np.float32)])
+        run_region(region, [np.ones(4, np.float32)])
 
 
 def test_a_call_that_gives_another_shape_than_is_declared() -> None:
     region = Region(1, (), (FOUR, TensorType("float32", (5,))), (call("Relu", (0,), (1,), T=tf.float32),), (1,))
     with pytest.raises(tf.errors.InternalError, match=r"output 0 has shape \[4\]; expected \[5\]"):
-        load().fusion(region, [np.ones(4, np.float32)])
+        run_region(region, [np.ones(4, np.float32)])
 
 
 def test_sizes_that_no_memory_has() -> None:
@@ -261,7 +261,7 @@ def test_sizes_that_no_memory_has() -> None:
         1, (), (TensorType("float32", ()), TensorType("float32", (None,))), (Kernel(from_text(text), (0,), (1,)),), (1,)
     )
     with pytest.raises((tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError)):
-        load().fusion(region, [np.float32(1)])
+        run_region(region, [np.float32(1)])
 
 
 def test_values_of_more_bytes_than_64_bits_count() -> None:
@@ -277,4 +277,4 @@ def test_values_of_more_bytes_than_64_bits_count() -> None:
         *(product((1, 2), 3, False), product((1, 2), 4, False), product((3, 4), 5, False)),
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="its values have more bytes than 64 bits count"):
-        load().fusion(Region(1, (), (one, *[many] * 5), steps, (5,)), [np.float32(1)])
+        run_region(Region(1, (), (one, *[many] * 5), steps, (5,)), [np.float32(1)])

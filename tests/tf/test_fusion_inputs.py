@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfmem
 from custom_ops.fusion.region import Region, TensorType
-from custom_ops.load import load
+from tests.tf.fusion_calls import run_region
 from tests.tf.fusion_variables import ADD, kernel
 
 ANY = TensorType("float32", (None,))
@@ -27,7 +27,7 @@ def test_numbers_that_lie_at_no_multiple_of_a_vector(offset: int, count: int) ->
     raw[offset:] = np.frombuffer(numbers[:count].tobytes(), np.uint8)
     unaligned = np.frombuffer(raw.data, np.float32, count, offset)
     for given in (tf.constant(numbers)[offset:], tf.split(tf.constant(numbers), [offset, count])[1], unaligned):
-        (found,) = load().fusion(TWICE, [given], [])
+        (found,) = run_region(TWICE, [given], [])
         np.testing.assert_array_equal(found, 2 * np.asarray(given))
 
 

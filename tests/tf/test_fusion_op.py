@@ -13,7 +13,7 @@ from custom_ops.expr.text import from_text
 from custom_ops.fusion.region import Kernel, Region, Shape, TensorType, View
 from custom_ops.load import load
 from tests.fusion_regions import softmax_step
-from tests.tf.fusion_calls import call, product
+from tests.tf.fusion_calls import call, product, run_region
 
 
 def data(rows: int, features: int = 784) -> tuple[Any, Any]:
@@ -53,7 +53,7 @@ def test_softmax_regression_learns_as_in_tensorflow(rows: int | None) -> None:
 
     @tf.function
     def step(x: Any, y: Any) -> Any:
-        return load().fusion(region, [x, y], [w.handle, b.handle])[0]
+        return run_region(region, [x, y], [w.handle, b.handle])[0]
 
     plain = tf.function(plain_step)
     for _ in range(30):
@@ -69,7 +69,7 @@ def test_any_batch_runs() -> None:
 
     @tf.function(input_signature=[tf.TensorSpec([None, 784]), tf.TensorSpec([None, 10])])
     def step(x: Any, y: Any) -> Any:
-        return load().fusion(region, [x, y], [w.handle, b.handle])[0]
+        return run_region(region, [x, y], [w.handle, b.handle])[0]
 
     for rows in [1, 7, 100, *range(20, 40), 7, 1]:  # more than are known at a time
         x, y = data(rows)
@@ -101,7 +101,7 @@ def test_tensors_without_numbers(shape: tuple[int, int]) -> None:
     types = (floats(None, None), floats(None, None), floats(None), floats(None))
     steps = (kernel(NORMALIZE, (0,), (1, 2, 3)),)
     x = np.random.default_rng(0).random(shape, np.float32)
-    normal, sums, means = load().fusion(Region(1, (), types, steps, (1, 2, 3)), [x])
+    normal, sums, means = run_region(Region(1, (), types, steps, (1, 2, 3)), [x])
     with np.errstate(all="ignore"):
         centred = x - tf.reduce_mean(x, 1, keepdims=True)
         wanted = centred / tf.sqrt(tf.reduce_mean(centred * centred, 1, keepdims=True) + 1e-6)
@@ -115,7 +115,7 @@ def test_products_without_numbers(shape: tuple[int, int]) -> None:
     types = (floats(None, None), floats(None, None), floats(None, None))
     region = Region(2, (), types, (product((0, 1), 2, False),), (2,))
     a, b = np.ones(shape, np.float32), np.ones(shape[::-1], np.float32)
-    np.testing.assert_array_equal(load().fusion(region, [a, b])[0], a @ b)
+    np.testing.assert_array_equal(run_region(region, [a, b])[0], a @ b)
 
 
 TWICE = """program 1
@@ -132,7 +132,7 @@ def test_views_share_memory_and_take_any_shape() -> None:
     types = (floats(None, 3, 4), floats(None), floats(24), floats(None, 4), floats(1, None))
     steps = (View(0, 1), kernel(TWICE, (1,), (2,)), View(2, 3), View(2, 4))
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    found = load().fusion(Region(1, (), types, steps, (3, 4, 0, 1)), [x])
+    found = run_region(Region(1, (), types, steps, (3, 4, 0, 1)), [x])
     np.testing.assert_array_equal(found[0], 2 * x.reshape(6, 4))
     np.testing.assert_array_equal(found[1], 2 * x.reshape(1, 24))
     np.testing.assert_array_equal(found[2], x)
@@ -149,7 +149,7 @@ def test_views_between_kernels_lie_in_the_arena() -> None:
         call("AddV2", (2, 3), (4,), T=tf.float32),
     )
     x = np.arange(-5, 5, dtype=np.float32)
-    (found,) = load().fusion(Region(1, (), types, steps, (4,)), [x])
+    (found,) = run_region(Region(1, (), types, steps, (4,)), [x])
     np.testing.assert_array_equal(found, (2 * x + np.maximum(2 * x, 0)).reshape(2, 5))
 
 
@@ -159,13 +159,13 @@ def test_calls_run_tensorflows_kernels() -> None:
     a, b, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((7, 5), (5, 6), (6,)))
     activated = call("_FusedMatMul", (0, 1, 2), (3,), T=tf.float32, num_args=1, fused_ops=["BiasAdd", "LeakyRelu"])
     types = (floats(None, 5), floats(5, 6), floats(6), floats(None, 6))
-    (found,) = load().fusion(Region(3, (), types, (activated,), (3,)), [a, b, bias])
+    (found,) = run_region(Region(3, (), types, (activated,), (3,)), [a, b, bias])
     np.testing.assert_array_equal(found, tf.nn.leaky_relu(tf.matmul(a, b) + bias))
 
     half = call("BatchMatMulV2", (0, 1), (2,), T=tf.bfloat16, adj_x=False, adj_y=False)
     types = tuple(TensorType("bfloat16", shape) for shape in ((None, 5), (5, 6), (None, 6)))
     a, b = tf.cast(a, tf.bfloat16), tf.cast(b, tf.bfloat16)
-    (found,) = load().fusion(Region(2, (), types, (half,), (2,)), [a, b])
+    (found,) = run_region(Region(2, (), types, (half,), (2,)), [a, b])
     np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(tf.matmul(a, b), tf.float32))
 
 
@@ -177,7 +177,7 @@ def test_an_output_that_nobody_reads_may_have_another_shape() -> None:
         call("SelfAdjointEigV2", (0,), (1, 2), T=tf.float32, compute_v=False),
         kernel(TWICE, (1,), (3,)),
     )
-    (found,) = load().fusion(Region(1, (), types, steps, (3,)), [a])
+    (found,) = run_region(Region(1, (), types, steps, (3,)), [a])
     np.testing.assert_array_equal(found, 2 * tf.linalg.eigvalsh(a))
 
 
@@ -191,7 +191,7 @@ def test_calls_that_pass_an_input_on() -> None:
         kernel(TWICE, (3,), (4,)),
     )
     region = Region(1, (), types, steps, (2, 4))
-    kept = [load().fusion(region, [np.float32([1, 2, 3]) * run]) for run in range(3)]
+    kept = [run_region(region, [np.float32([1, 2, 3]) * run]) for run in range(3)]
     for run, (one, two) in enumerate(kept):
         np.testing.assert_array_equal(one, run * np.float32([2, 4, 6]))
         np.testing.assert_array_equal(two, run * np.float32([4, 8, 12]))
@@ -222,7 +222,7 @@ def test_dtypes() -> None:
     types = tuple(TensorType(name, (None,)) for name in names)
     region = Region(3, (), types, (kernel(MIXED, (0, 1, 2), (3, 4, 5, 6)),), (3, 4, 5, 6, 1))
     half, whole, truth = np.float16([1.5, 2.5, 3.5]), np.int64([4, 5, 6]), np.array([True, False, True])
-    found = load().fusion(region, [half, whole, truth])
+    found = run_region(region, [half, whole, truth])
     wanted = np.where(truth, half, whole.astype(np.float16))
     for value, expected in zip(found, (wanted, wanted.astype(float), wanted.astype(int), ~truth, whole), strict=True):
         np.testing.assert_array_equal(value, expected)
@@ -236,7 +236,7 @@ def test_an_input_of_the_step_is_not_overwritten() -> None:
     def steps(x: Any) -> Any:
         y = x + 1.0  # held by the op alone
         z = x + 2.0  # returned, too
-        return load().fusion(region, [y])[0], load().fusion(region, [z])[0], z, load().fusion(region, [x])[0]
+        return run_region(region, [y])[0], run_region(region, [z])[0], z, run_region(region, [x])[0]
 
     x = tf.range(8.0)
     for _ in range(3):
@@ -255,7 +255,7 @@ def test_a_loop_runs_it() -> None:
     def steps(x: Any, y: Any) -> Any:
         losses = tf.TensorArray(tf.float32, 5)
         for i in tf.range(5):
-            losses = losses.write(i, load().fusion(region, [x, y], [w.handle, b.handle])[0])
+            losses = losses.write(i, run_region(region, [x, y], [w.handle, b.handle])[0])
         return losses.stack()
 
     wanted = [float(plain_step(x, y, plain_w, plain_b)) for _ in range(5)]
@@ -272,7 +272,7 @@ class Model(tf.Module):
 
     @tf.function(input_signature=[tf.TensorSpec([None, 784]), tf.TensorSpec([None, 10])])
     def step(self, x: Any, y: Any) -> Any:
-        return load().fusion(softmax_step(product), [x, y], [self.w.handle, self.b.handle])[0]
+        return run_region(softmax_step(product), [x, y], [self.w.handle, self.b.handle])[0]
 
 
 def test_a_saved_model_keeps_it(tmp_path: Path) -> None:
@@ -292,15 +292,15 @@ def test_shapes_are_known_when_a_graph_is_built(shape: Shape) -> None:
         region = Region(1, (), (floats(*shape),), (), (0,))
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [None, 3])
-        assert load().fusion(region, [x])[0].shape.as_list() == [None, 3]
+        assert run_region(region, [x])[0].shape.as_list() == [None, 3]
         with pytest.raises(ValueError, match="rank"):
-            load().fusion(region, [tf.compat.v1.placeholder(tf.float32, [3])])
+            run_region(region, [tf.compat.v1.placeholder(tf.float32, [3])])
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:
     region = softmax_step(product)
     (x, y), (w, b) = data(20), variables()
-    step = tf.function(lambda x, y: load().fusion(region, [x, y], [w.handle, b.handle]))
+    step = tf.function(lambda x, y: run_region(region, [x, y], [w.handle, b.handle]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="axis 0 has 20 positions, and 21 in tensor 2"):
         step(x, data(21)[1])
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="784"):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from custom_ops.fusion.region import Call, Region, TensorType
 from custom_ops.load import load
-from tests.tf.fusion_calls import call
+from tests.tf.fusion_calls import call, run_region
 
 SIZES = [
     (1, 1, 1),
@@ -59,7 +59,7 @@ def run(made: Call, operands: list[Any], shape: tuple[int, ...], vector_bytes: i
     types = tuple(TensorType(str(operands[0].dtype), each) for each in (*(each.shape for each in operands), shape))
     made = replace(made, members=(f"{made.op}_{vector_bytes}",))
     last = len(operands)
-    return load().fusion(Region(last, (), types, (made,), (last,)), operands, [])[0].numpy()
+    return run_region(Region(last, (), types, (made,), (last,)), operands, [])[0].numpy()
 
 
 def fused(a: Any, b: Any, bias: Any, ops: list[str], vector_bytes: int = 64, **transposed: bool) -> Any:
@@ -238,7 +238,7 @@ def test_half_types_round_as_in_the_graph(dtype: Any) -> None:
     x, w = (numbers(rng, shape, "float32").astype(dtype.as_numpy_dtype) for shape in ((9, 70), (70, 33)))
     types = tuple(TensorType(dtype.name, shape) for shape in ((9, 70), (70, 33), (9, 33)))
     made = call("MatMul", (0, 1), (2,), T=dtype, transpose_a=False, transpose_b=False)
-    found = load().fusion(Region(2, (), types, (made,), (2,)), [x, w], [])[0]
+    found = run_region(Region(2, (), types, (made,), (2,)), [x, w], [])[0]
     wanted = tf.function(tf.matmul)(x, w)
     np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(wanted, tf.float32))
 

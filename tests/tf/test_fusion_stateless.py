@@ -21,6 +21,7 @@ from custom_ops.fusion.region import Kernel, Region, TensorType
 from custom_ops.load import load
 from graph_passes.analysis.op_pattern import OpPattern, patterns_of
 from graph_passes.graph.serde import from_tf_graph
+from tests.tf.fusion_calls import run_region
 from tests.tf.fusion_lowering import Lowered
 from tests.tf.stitched_steps import BY_MODEL, optimized, require_stitched, stitched_ops
 
@@ -133,7 +134,7 @@ def test_every_instruction_set_draws_the_same(
         text = f"program 1\naxes {count}\ntensor uint64 1\ntensor uint64 1\nrandom {dtype} 0 1 {index}\noutput 0 0\n"
         program = from_text(text)
         types = (TensorType("uint64", (1,)), TensorType("uint64", (2,)), TensorType(dtype, (count,)))
-        (found,) = load().fusion(Region(2, (), types, (Kernel(program, (0, 1), (2,)),), (2,)), [key, counter])
+        (found,) = run_region(Region(2, (), types, (Kernel(program, (0, 1), (2,)),), (2,)), [key, counter])
         (expected,) = reference.run(program, [key, counter])
         np.testing.assert_array_equal(found, expected, err_msg=f"{vector_bytes} bytes, {index}")
 
@@ -240,7 +241,7 @@ def test_a_seed_gives_what_tensorflow_draws(vector_bytes: int, dtype: str, seed:
     np.testing.assert_array_equal(draw(dtype, *seeded(given), np.arange(count)).astype(expected.dtype), expected)
     text = f"program 1\naxes {count}\ntensor int64 1\nrandom {dtype} 0 0 a0\noutput 0 0\n"
     types = (TensorType("int64", (2,)), TensorType(dtype, (count,)))
-    (found,) = load().fusion(Region(1, (), types, (Kernel(from_text(text), (0,), (1,)),), (1,)), [given])
+    (found,) = run_region(Region(1, (), types, (Kernel(from_text(text), (0,), (1,)),), (1,)), [given])
     np.testing.assert_array_equal(np.asarray(found).view(expected.dtype), expected)
 
 
@@ -250,7 +251,7 @@ def test_a_seed_has_two_numbers() -> None:
     with pytest.raises(ProgramError, match="a seed of 3 numbers; expected 2"):
         reference.run(program, [np.zeros(3, np.int64)])
     with pytest.raises(tf.errors.InvalidArgumentError, match="a seed has 3 numbers; expected 2"):
-        load().fusion(Region(1, (), types, (Kernel(program, (0,), (1,)),), (1,)), [np.zeros(3, np.int64)])
+        run_region(Region(1, (), types, (Kernel(program, (0,), (1,)),), (1,)), [np.zeros(3, np.int64)])
 
 
 def seeded_dropout(x: Any, state: Any, cast: Any = tf.int32) -> Any:

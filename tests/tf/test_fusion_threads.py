@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 from custom_ops.fusion.region import Assign, Read, Region
-from custom_ops.load import load
 from tests.fusion_regions import softmax_step
-from tests.tf.fusion_calls import product
+from tests.tf.fusion_calls import product, run_region
 from tests.tf.fusion_variables import ADD, FOUR, INCREMENT, kernel, ones
 
 
@@ -30,7 +29,7 @@ def test_two_threads_lose_no_update() -> None:
     count = 300
 
     def run(first: Any, second: Any) -> None:
-        step = tf.function(lambda x: load().fusion(both, [x], [first.handle, second.handle]))
+        step = tf.function(lambda x: run_region(both, [x], [first.handle, second.handle]))
         for _ in range(count):
             step(ones())
 
@@ -53,7 +52,7 @@ def test_two_threads_lose_no_update() -> None:
 
 def test_threads_count_together() -> None:
     v = tf.Variable(tf.zeros([4]))
-    step = tf.function(lambda x: load().fusion(INCREMENT, [x], [v.handle]))
+    step = tf.function(lambda x: run_region(INCREMENT, [x], [v.handle]))
     step(ones())
     threads = [threading.Thread(target=lambda: [step(ones()) for _ in range(200)]) for _ in range(3)]
     for thread in threads:
@@ -67,7 +66,7 @@ def test_threads_train_together() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.random((16, 20), np.float32), np.eye(10, dtype=np.float32)[rng.integers(0, 10, 16)]
     w, b = tf.Variable(tf.zeros([20, 10])), tf.Variable(tf.zeros([10]))
-    step = tf.function(lambda x, y: load().fusion(softmax_step(product, None, 20), [x, y], [w.handle, b.handle])[0])
+    step = tf.function(lambda x, y: run_region(softmax_step(product, None, 20), [x, y], [w.handle, b.handle])[0])
     first = float(step(x, y))
     losses: list[float] = []
     threads = [threading.Thread(target=lambda: losses.extend(float(step(x, y)) for _ in range(50))) for _ in range(3)]
@@ -85,7 +84,7 @@ def test_sessions_of_a_graph() -> None:
         x = tf.compat.v1.placeholder(tf.float32, [4])
         v = tf.compat.v1.get_variable("v", initializer=tf.zeros([4]), use_resource=True)
         region = Region(1, (FOUR,), INCREMENT.values, INCREMENT.steps, (2,))
-        (out,) = load().fusion(region, [x], [v.handle])
+        (out,) = run_region(region, [x], [v.handle])
         for _ in range(2):
             with tf.compat.v1.Session() as session:
                 with pytest.raises(tf.errors.FailedPreconditionError):

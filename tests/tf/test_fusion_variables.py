@@ -12,7 +12,7 @@ import tensorflow as tf
 from custom_ops.fusion.region import Assign, Read, Region, Step, TensorType, View
 from custom_ops.fusion.text import to_text
 from custom_ops.load import load
-from tests.tf.fusion_calls import call
+from tests.tf.fusion_calls import call, run_region
 from tests.tf.fusion_variables import ADD, FOUR, INCREMENT, kernel, ones
 from tfmem.steps.dry_run import without_updates
 
@@ -52,7 +52,7 @@ def test_a_variable_is_updated_where_it_lies() -> None:
     v = tf.Variable(ones())
     before = address(v)
     for _ in range(3):
-        load().fusion(INCREMENT, [ones()], [v.handle])
+        run_region(INCREMENT, [ones()], [v.handle])
     np.testing.assert_array_equal(v, [4] * 4)
     assert address(v) == before
 
@@ -64,7 +64,7 @@ def test_a_dry_run_leaves_the_variable(outputs: tuple[int, ...]) -> None:
 
     @tf.function
     def step(x: Any) -> Any:
-        return load().fusion(region, [x], [v.handle])
+        return run_region(region, [x], [v.handle])
 
     graph_def = without_updates(step.get_concrete_function(ones()).graph.as_graph_def())
     with tf.Graph().as_default() as graph:
@@ -82,7 +82,7 @@ def test_a_dry_run_leaves_the_variable(outputs: tuple[int, ...]) -> None:
 def test_who_holds_the_old_value_keeps_it() -> None:
     v = tf.Variable(ones())
     held = v.read_value()
-    load().fusion(INCREMENT, [ones()], [v.handle])
+    run_region(INCREMENT, [ones()], [v.handle])
     np.testing.assert_array_equal(held, [1] * 4)
     np.testing.assert_array_equal(v, [2] * 4)
 
@@ -91,7 +91,7 @@ def test_who_holds_the_old_value_keeps_it() -> None:
 def test_what_the_step_gives_is_the_values_own(outputs: tuple[int, ...]) -> None:
     region = Region(1, (FOUR,), INCREMENT.values, INCREMENT.steps, outputs)
     v = tf.Variable(ones())
-    kept = [load().fusion(region, [ones()], [v.handle]) for _ in range(3)]
+    kept = [run_region(region, [ones()], [v.handle]) for _ in range(3)]
     for step, found in enumerate(kept):
         for place, value in zip(outputs, found, strict=True):
             np.testing.assert_array_equal(value, [step + place] * 4)
@@ -111,7 +111,7 @@ def test_a_read_sees_the_assignments_before_it() -> None:
     )
     v = tf.Variable(ones())
     for old in (1, 3):
-        found = load().fusion(Region(1, (FOUR,), (FOUR,) * 6, steps, (1, 3, 5)), [ones()], [v.handle])
+        found = run_region(Region(1, (FOUR,), (FOUR,) * 6, steps, (1, 3, 5)), [ones()], [v.handle])
         for value, wanted in zip(found, (old, old + 1, 2 * old + 1), strict=True):
             np.testing.assert_array_equal(value, [wanted] * 4)
     np.testing.assert_array_equal(v, [7] * 4)
@@ -121,7 +121,7 @@ def test_a_kernel_that_reads_elsewhere_does_not_write_in_place() -> None:
     steps = (Read(0, 0), kernel(ROTATE, (0,), (1,)), Assign(0, 1))
     region = Region(0, (FOUR,), (FOUR, FOUR), steps, ())
     v = tf.Variable([1.0, 2.0, 3.0, 4.0])
-    load().fusion(region, [], [v.handle])
+    run_region(region, [], [v.handle])
     np.testing.assert_array_equal(v, [4, 3, 2, 1])
 
 
@@ -137,7 +137,7 @@ def test_nobody_sees_an_update_before_its_assignment() -> None:
     v = tf.Variable(ones())
     region = Region(1, (FOUR,), (FOUR,) * 5, steps, (4,))
     for old in (1, 11):
-        np.testing.assert_array_equal(load().fusion(region, [10 * ones()], [v.handle])[0], [old + 10] * 4)
+        np.testing.assert_array_equal(run_region(region, [10 * ones()], [v.handle])[0], [old + 10] * 4)
     np.testing.assert_array_equal(v, [21] * 4)
 
 
@@ -151,7 +151,7 @@ def test_several_variables_of_one_kernel() -> None:
     places = address(w), address(m)
     for step in range(5):
         gradient = np.random.default_rng(step).normal(size=4).astype(np.float32)
-        load().fusion(region, [gradient], [w.handle, m.handle])
+        run_region(region, [gradient], [w.handle, m.handle])
         tf.raw_ops.ResourceApplyMomentum(var=plain_w.handle, accum=plain_m.handle, lr=0.5, grad=gradient, momentum=0.9)
     np.testing.assert_array_equal(w, plain_w)
     np.testing.assert_array_equal(m, plain_m)
@@ -171,7 +171,7 @@ def test_one_variable_by_two_names() -> None:
     )
     region = Region(1, (FOUR, FOUR), (FOUR,) * 6, steps, (1, 2, 5))
     v = tf.Variable(ones())
-    found = load().fusion(region, [ones()], [v.handle, v.handle])
+    found = run_region(region, [ones()], [v.handle, v.handle])
     for value, wanted in zip(found, (1, 1, 2), strict=True):
         np.testing.assert_array_equal(value, [wanted] * 4)
     np.testing.assert_array_equal(v, [2] * 4)
@@ -181,7 +181,7 @@ def test_a_read_only_name_of_an_assigned_variable() -> None:
     steps = (Read(0, 1), kernel(ADD, (1, 0), (2,)), Assign(0, 2), Read(1, 3))
     region = Region(1, (FOUR, FOUR), (FOUR,) * 4, steps, (3,))
     v = tf.Variable(ones())
-    np.testing.assert_array_equal(load().fusion(region, [ones()], [v.handle, v.handle])[0], [2] * 4)
+    np.testing.assert_array_equal(run_region(region, [ones()], [v.handle, v.handle])[0], [2] * 4)
 
 
 def test_one_value_for_two_variables() -> None:
@@ -189,7 +189,7 @@ def test_one_value_for_two_variables() -> None:
     region = Region(1, (FOUR, FOUR), (FOUR,) * 3, steps, ())
     v, w = tf.Variable(ones()), tf.Variable(ones())
     for _ in range(3):
-        load().fusion(region, [ones()], [v.handle, w.handle])
+        run_region(region, [ones()], [v.handle, w.handle])
         v.assign_add(ones())
     np.testing.assert_array_equal(v, [7] * 4)
     np.testing.assert_array_equal(w, [6] * 4)
@@ -198,8 +198,8 @@ def test_one_value_for_two_variables() -> None:
 def test_an_input_is_assigned_as_it_is() -> None:
     region = Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), (0,))
     v, x = tf.Variable(ones()), 5 * ones()
-    (found,) = load().fusion(region, [x], [v.handle])
-    load().fusion(INCREMENT, [ones()], [v.handle])
+    (found,) = run_region(region, [x], [v.handle])
+    run_region(INCREMENT, [ones()], [v.handle])
     for value in (found, x):
         np.testing.assert_array_equal(value, [5] * 4)
     np.testing.assert_array_equal(v, [6] * 4)
@@ -212,7 +212,7 @@ def test_a_view_of_a_variable_is_assigned() -> None:
     place = address(v)
     region = Region(1, (two,), (FOUR, two, FOUR, FOUR, two), steps, ())
     for _ in range(2):
-        load().fusion(region, [ones()], [v.handle])
+        run_region(region, [ones()], [v.handle])
     np.testing.assert_array_equal(v, [[3, 3], [3, 3]])
     assert address(v) == place
 
@@ -222,9 +222,9 @@ def test_variables_that_are_accessed_sparsely_are_never_shared() -> None:
     region = Region(1, (FOUR,), INCREMENT.values, INCREMENT.steps, (1, 2))
     v = tf.Variable(ones())
     v.scatter_nd_add([[0]], [1.0])
-    old, new = load().fusion(region, [ones()], [v.handle])
+    old, new = run_region(region, [ones()], [v.handle])
     given = tf.identity(5 * ones())
-    load().fusion(Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), ()), [given], [v.handle])
+    run_region(Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), ()), [given], [v.handle])
     v.scatter_nd_add([[1]], [1.0])  # where it lies
     for value, wanted in ((old, [2, 1, 1, 1]), (new, [3, 2, 2, 2]), (given, [5] * 4), (v, [5, 6, 5, 5])):
         np.testing.assert_array_equal(value, wanted)
@@ -234,7 +234,7 @@ def test_a_variable_that_is_assigned_between_steps() -> None:
     v = tf.Variable(ones(), shape=tf.TensorShape([None]))
     any_size = TensorType("float32", (None,))
     region = Region(1, (any_size,), (any_size,) * 3, INCREMENT.steps, ())
-    step = tf.function(lambda x: load().fusion(region, [x], [v.handle]), reduce_retracing=True)
+    step = tf.function(lambda x: run_region(region, [x], [v.handle]), reduce_retracing=True)
     for count in (4, 7, 4):
         v.assign(np.arange(count))
         step(ones(count))
@@ -246,7 +246,7 @@ def test_a_variable_that_is_restored_between_steps(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint(v=v)
     path = checkpoint.save(str(tmp_path / "at_one"))
     for _ in range(2):
-        load().fusion(INCREMENT, [ones()], [v.handle])
+        run_region(INCREMENT, [ones()], [v.handle])
         checkpoint.restore(path)
         np.testing.assert_array_equal(v, [1] * 4)
 
@@ -256,31 +256,31 @@ def test_a_variable_without_a_value() -> None:
     with pytest.raises(tf.errors.FailedPreconditionError) as wanted:
         tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
     with pytest.raises(tf.errors.FailedPreconditionError) as found:
-        load().fusion(INCREMENT, [ones()], [handle])
+        run_region(INCREMENT, [ones()], [handle])
     words = str(wanted.value).partition("never_assigned")[0]
     assert len(words) > 20
     assert words.partition("}}")[2] in str(found.value) or words in str(found.value)
     assign = Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), ())
-    load().fusion(assign, [ones()], [handle])
+    run_region(assign, [ones()], [handle])
     np.testing.assert_array_equal(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), [1] * 4)
 
 
 def test_a_variable_of_another_type() -> None:
     whole = tf.Variable(tf.ones([4], tf.int32))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"wrong dtype\. Expected float got int32"):
-        load().fusion(INCREMENT, [ones()], [whole.handle])
+        run_region(INCREMENT, [ones()], [whole.handle])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"wrong dtype\. Expected int32 got float"):
-        load().fusion(Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), ()), [ones()], [whole.handle])
+        run_region(Region(1, (FOUR,), (FOUR,), (Assign(0, 0),), ()), [ones()], [whole.handle])
     longer = tf.Variable(tf.ones([5]))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"value 1 has shape \[5\]; expected \[4\]"):
-        load().fusion(INCREMENT, [ones()], [longer.handle])
+        run_region(INCREMENT, [ones()], [longer.handle])
     np.testing.assert_array_equal(longer, [1] * 5)
 
 
 def test_a_resource_that_is_no_variable() -> None:
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
     with pytest.raises(tf.errors.OpError):
-        load().fusion(INCREMENT, [ones()], [table.resource_handle])
+        run_region(INCREMENT, [ones()], [table.resource_handle])
 
 
 def test_calls_take_variables() -> None:
@@ -298,7 +298,7 @@ def test_calls_take_variables() -> None:
     region = Region(1, (row, row), (whole, row, row, row, row), steps, (1, 4))
     v, w = tf.Variable(np.float32([1, 2, 3])), tf.Variable([10.0, 20.0])
     for factor in (1, 2):
-        rows, after = load().fusion(region, [np.int32([2, 0])], [v.handle, w.handle])
+        rows, after = run_region(region, [np.int32([2, 0])], [v.handle, w.handle])
         np.testing.assert_array_equal(rows, factor * np.float32([3, 1]))
         np.testing.assert_array_equal(after, [2 * factor, 2, 6 * factor])
     np.testing.assert_array_equal(v, [4, 2, 12])
@@ -311,7 +311,7 @@ def test_a_call_of_the_variable_that_is_assigned_does_not_wait_for_itself() -> N
     steps = (gather, Read(1, 2), kernel(ADD, (2, 1), (3,)), Assign(1, 3))
     region = Region(1, (FOUR, FOUR), (whole, FOUR, FOUR, FOUR), steps, ())
     v = tf.Variable(np.float32([1, 2, 3, 4]))
-    load().fusion(region, [np.int32([3, 2, 1, 0])], [v.handle, v.handle])
+    run_region(region, [np.int32([3, 2, 1, 0])], [v.handle, v.handle])
     np.testing.assert_array_equal(v, [5] * 4)
 
 
@@ -325,7 +325,7 @@ def test_what_a_call_keeps_is_its_own() -> None:
         (),
     )
     v, w = tf.Variable(ones()), tf.Variable(ones())
-    step = tf.function(lambda x, handle: load().fusion(region, [x], [handle]))
+    step = tf.function(lambda x, handle: run_region(region, [x], [handle]))
     step(ones(), v.handle)
     step(5 * ones(), w.handle)
     np.testing.assert_array_equal(v, [2] * 4)

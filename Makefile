@@ -97,7 +97,7 @@ build: $(VENV)/.built
 # `make build WERROR=1` takes no warnings of the compiler's.
 compile = $(python) setup.py --quiet build_ext --inplace $(if $(WERROR),--werror)
 
-$(VENV)/.built: $(VENV)/.installed setup.py tools/compile_units.py $(wildcard custom_ops/build_*.py custom_ops/ops/*.* \
+$(VENV)/.built: $(VENV)/.installed setup.py tools/build_units.py tools/compile_units.py $(wildcard custom_ops/build_flags.py custom_ops/ops/*.* \
   custom_ops/ops/*/* custom_ops/extension/*.* custom_ops/expr/*.py)
 	$(compile)
 	@touch $@

@@ -13,10 +13,11 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+import build_units  # noqa: E402
 from compile_units import Job, compile_all, is_older, run, write  # noqa: E402
 from find_tensorflow import TensorFlowNotFoundError, find_tensorflow  # noqa: E402
 
-from custom_ops import build_flags, build_units  # noqa: E402
+from custom_ops import build_flags  # noqa: E402
 
 OBJECTS = ROOT / "build" / "objects"
 OP_LIBRARY, EXTENSION = "custom_ops._tfmem_ops", "custom_ops._extension"

@@ -1,7 +1,7 @@
 """Why a pass leaves something unchanged: typed values, made into words when they are printed.
 
 A `Reason` is one kind of refusal with its sentence; a `Refusal` is a reason with what it is about. Nothing decides by
-the sentence. `python -m graph_passes.refusal_table --document docs/refusals.md` writes the table of all reasons.
+the sentence. `python -m tools.refusal_table --document docs/refusals.md` writes the table of all reasons.
 
     Reason.STEP_FETCHED(node="lstm/step_3")      a Refusal, "'lstm/step_3', of one step, is fetched by name"
     Reason.SIDE_EFFECTS.of(node)                  the same, of a node: its name and op are `node` and `op`

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from custom_ops import build_flags, build_units
-from custom_ops.build_units import Unit
+from custom_ops import build_flags
+from tools import build_units
+from tools.build_units import Unit
 from tools.compile_units import Job, compile_all
 
 ROOT = build_flags.PACKAGE.parent

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from graph_passes.graph.ir import Node, TensorId
-from graph_passes.refusal_table import MARKS, main, table
 from graph_passes.refusals import Reason, Refusal, fault
+from tools.refusal_table import MARKS, main, table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "refusals.md"

@@ -1,4 +1,4 @@
-"""The table of reasons in the documentation: `python -m graph_passes.refusal_table --document docs/refusals.md`."""
+"""The table of reasons in the documentation: `python -m tools.refusal_table --document docs/refusals.md`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def table() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the table between the marks of a page."""
-    parser = argparse.ArgumentParser(
-        prog="python -m graph_passes.refusal_table", description="Writes the table of reasons."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.refusal_table", description="Writes the table of reasons.")
     parser.add_argument("--document", type=Path, required=True, help="the page")
     page: Path = parser.parse_args(arguments).document
     text = page.read_text()

@@ -1,6 +1,5 @@
 // TfmemDynamic: a batch of graphs forward, backward, or both; gradients are tensors.
 #include <cstring>
-#include <string>
 #include <vector>
 
 #include "custom_ops/ops/cuda/host_kernel.h"
@@ -16,7 +15,6 @@ using ::tensorflow::OpInputList;
 using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
-using ::tensorflow::OpOutputList;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
@@ -105,15 +103,7 @@ template <typename Real>
 class DynamicOp : public OpKernel {
  public:
   explicit DynamicOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_VALUE(spec_, ctx, ReadDynamicSpec(ctx));
-    OP_REQUIRES_VALUE(widths_, ctx, OutputWidths(spec_));
-    std::string mode;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("state_type", &state_type_));
-    forward_ = mode != "backward";
-    backward_ = mode == "backward" || mode == "forward_backward";
-    keeps_ = mode == "training";
-    OP_REQUIRES_OK(ctx, CheckLists(ctx, spec_, state_type_, forward_, backward_));
+    OP_REQUIRES_OK(ctx, mode_.Read(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
@@ -124,29 +114,19 @@ class DynamicOp : public OpKernel {
     TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
     const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
     DynamicCall<Real> call{spec_, batch, layout, looked_up};
-    OpInputList parameters;
-    TFMEM_RETURN_IF_ERROR(ctx->input_list("parameters", &parameters));
-    for (int i = 0; i < parameters.size(); ++i) {
-      TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i, batch, parameters[i].shape()));
-      call.parameters.push_back(parameters[i].flat<Real>().data());
+    TFMEM_ASSIGN_OR_RETURN(const std::vector<const void*> parameters,
+                           ReadParameters(ctx, spec_, batch));
+    for (const void* parameter : parameters) {
+      call.parameters.push_back(static_cast<const Real*>(parameter));
     }
-    const Tensor* seed = nullptr;
-    TFMEM_RETURN_IF_ERROR(ctx->input("seed", &seed));
-    if (seed->NumElements() != 1) return absl::InvalidArgumentError("expected one seed");
-    call.seed = seed->flat<int64_t>()(0);
+    TFMEM_ASSIGN_OR_RETURN(call.seed, ReadSeed(ctx));
     TFMEM_RETURN_IF_ERROR(ReadLossGradients(ctx, &call));
     TFMEM_RETURN_IF_ERROR(ReadStateGradients(ctx, &call));
     Tensor memory;
     TFMEM_RETURN_IF_ERROR(Memory(ctx, layout.floats, &memory));
     call.memory = memory.flat<Real>().data();
-    OpOutputList dense, rows, row_gradients;
-    TFMEM_RETURN_IF_ERROR(ctx->output_list("gradients", &dense));
-    TFMEM_RETURN_IF_ERROR(ctx->output_list("rows", &rows));
-    TFMEM_RETURN_IF_ERROR(ctx->output_list("row_gradients", &row_gradients));
-    std::vector<Real*> targets(spec_.parameters.size());
-    if (backward_) {
-      TFMEM_RETURN_IF_ERROR(Gradients(looked_up, &dense, &rows, &row_gradients, &targets));
-    }
+    std::vector<Real*> targets;
+    if (mode_.backward) TFMEM_RETURN_IF_ERROR(Gradients(ctx, looked_up, &targets));
     call.take = [&](int parameter, int64_t index, int64_t row, int64_t column, int64_t count,
                     int64_t columns, const Real* gradient, int64_t stride, Real*) {
       const DynamicParameter& shape = spec_.parameters[parameter];
@@ -155,15 +135,15 @@ class DynamicOp : public OpKernel {
         std::memcpy(target + i * shape.columns, gradient + i * stride, columns * sizeof(Real));
       }
     };
-    TFMEM_RETURN_IF_ERROR(RunBatch(ctx, call, forward_, backward_));
+    TFMEM_RETURN_IF_ERROR(RunBatch(ctx, call, mode_.forward, mode_.backward));
     return Outputs(ctx, call, memory);
   }
 
   absl::Status ReadStateGradients(OpKernelContext* ctx, DynamicCall<Real>* call) const {
     OpInputList list;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("state_gradients", &list));
-    TFMEM_RETURN_IF_ERROR(CheckStateGradients(list, spec_, state_type_, call->batch));
-    if (list.size() > 0) call->gradient_type = state_type_;
+    TFMEM_RETURN_IF_ERROR(CheckStateGradients(list, spec_, mode_.state_type, call->batch));
+    if (list.size() > 0) call->gradient_type = mode_.state_type;
     for (const Tensor& gradient : list) {
       call->state_gradients.push_back(gradient.flat<Real>().data());
     }
@@ -174,7 +154,8 @@ class DynamicOp : public OpKernel {
   absl::Status Memory(OpKernelContext* ctx, int64_t floats, Tensor* memory) const {
     TensorShape shape;
     TFMEM_RETURN_IF_ERROR(BuildShape({floats}, &shape));
-    if (forward_) return ctx->allocate_temp(tensorflow::DataTypeToEnum<Real>::value, shape, memory);
+    if (mode_.forward)
+      return ctx->allocate_temp(tensorflow::DataTypeToEnum<Real>::value, shape, memory);
     OpInputList kept;
     TFMEM_RETURN_IF_ERROR(ctx->input_list("kept", &kept));
     TFMEM_RETURN_IF_ERROR(CheckKept(kept[0].shape(), shape));
@@ -184,64 +165,42 @@ class DynamicOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status Gradients(const std::vector<LookedUp>& looked_up, OpOutputList* dense,
-                         OpOutputList* rows, OpOutputList* row_gradients,
+  absl::Status Gradients(OpKernelContext* ctx, const std::vector<LookedUp>& looked_up,
                          std::vector<Real*>* targets) const {
-    int next_dense = 0, next_sparse = 0;
+    TFMEM_ASSIGN_OR_RETURN(const GradientOutputs outputs, AllocateGradients(ctx, spec_, looked_up));
+    for (Tensor* gradient : outputs.gradients) targets->push_back(gradient->flat<Real>().data());
+    size_t next = 0;
     for (size_t i = 0; i < spec_.parameters.size(); ++i) {
-      const DynamicParameter& parameter = spec_.parameters[i];
-      Tensor* gradient = nullptr;
-      if (!parameter.sparse) {
-        const TensorShape shape = parameter.matrix
-                                      ? TensorShape({parameter.rows, parameter.columns})
-                                      : TensorShape({parameter.columns});
-        TFMEM_RETURN_IF_ERROR(dense->allocate(next_dense++, shape, &gradient));
-      } else {
-        const LookedUp& table = looked_up[i];
-        Tensor* indices = nullptr;
-        TFMEM_RETURN_IF_ERROR(rows->allocate(next_sparse, TensorShape({table.rows()}), &indices));
-        for (int64_t row = 0; row < table.rows(); ++row) {
-          indices->flat<int32_t>()(row) = table.entries[table.first[row]].row;
-        }
-        const TensorShape shape({table.rows(), parameter.columns});
-        TFMEM_RETURN_IF_ERROR(row_gradients->allocate(next_sparse++, shape, &gradient));
+      if (!spec_.parameters[i].sparse) continue;
+      auto rows = outputs.rows[next++]->flat<int32_t>();
+      const LookedUp& table = looked_up[i];
+      for (int64_t row = 0; row < table.rows(); ++row) {
+        rows(row) = table.entries[table.first[row]].row;
       }
-      (*targets)[i] = gradient->flat<Real>().data();
     }
     return absl::OkStatus();
   }
 
   absl::Status Outputs(OpKernelContext* ctx, const DynamicCall<Real>& call,
                        const Tensor& memory) const {
-    Tensor* keep = nullptr;
-    if (keeps_) {
-      TFMEM_RETURN_IF_ERROR(ctx->set_output("keep", memory));
-    } else {
-      TFMEM_RETURN_IF_ERROR(ctx->allocate_output("keep", TensorShape({0}), &keep));
-    }
-    if (forward_) {
-      TFMEM_RETURN_IF_ERROR(PutLosses(ctx, call));
-      TFMEM_RETURN_IF_ERROR(PutOutputs(ctx, call, widths_));
-      return PutStates(ctx, call);
-    }
-    return PutNothing(ctx, widths_);
+    TFMEM_RETURN_IF_ERROR(PutKept(ctx, mode_.keeps, memory));
+    if (!mode_.forward) return PutNothing(ctx, mode_.widths);
+    TFMEM_RETURN_IF_ERROR(PutLosses(ctx, call));
+    TFMEM_RETURN_IF_ERROR(PutOutputs(ctx, call, mode_.widths));
+    return PutStates(ctx, call);
   }
 
   absl::Status PutStates(OpKernelContext* ctx, const DynamicCall<Real>& call) const {
-    OpOutputList list;
-    TFMEM_RETURN_IF_ERROR(ctx->output_list("states", &list));
     const DynamicBatch& batch = call.batch;
-    for (int i = 0; i < list.size(); ++i) {
-      const int64_t width = spec_.types[state_type_][i];
-      Tensor* output = nullptr;
-      TensorShape shape;
-      TFMEM_RETURN_IF_ERROR(BuildShape({batch.nodes, width}, &shape));
-      TFMEM_RETURN_IF_ERROR(list.allocate(i, shape, &output));
-      Real* target = output->flat<Real>().data();
-      const Real* states = call.memory + call.layout.states[state_type_][i];
+    TFMEM_ASSIGN_OR_RETURN(const std::vector<Tensor*> outputs, AllocateStates(ctx, mode_, batch));
+    const int type = mode_.state_type;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const int64_t width = spec_.types[type][i];
+      Real* target = outputs[i]->flat<Real>().data();
+      const Real* states = call.memory + call.layout.states[type][i];
       for (int64_t node = 0; node < batch.nodes; ++node, target += width) {
         const int kind = batch.kind_of[node];
-        if (spec_.kinds[kind].type == state_type_) {
+        if (spec_.kinds[kind].type == type) {
           const int64_t row = batch.kinds[kind].states[batch.row_of[node]];
           std::memcpy(target, states + row * StrideOf(width), width * sizeof(Real));
         } else {
@@ -252,26 +211,11 @@ class DynamicOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  DynamicSpec spec_;
-  std::vector<int64_t> widths_;
-  int state_type_ = -1;
-  bool forward_ = true;
-  bool backward_ = false;
-  bool keeps_ = false;
+  DynamicMode mode_;
+  const DynamicSpec& spec_ = mode_.spec;
 };
 
-#define TFMEM_REGISTER(type)                                                         \
-  REGISTER_KERNEL_BUILDER(                                                           \
-      Name("TfmemDynamic").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      DynamicOp<type>);                                                              \
-  REGISTER_KERNEL_BUILDER(Name("TfmemDynamic")                                       \
-                              .Device(tensorflow::DEVICE_CPU)                        \
-                              .Label(kHostKernelLabel)                               \
-                              .TypeConstraint<type>("T"),                            \
-                          DynamicOp<type>);
-TFMEM_REGISTER(float)
-TFMEM_REGISTER(double)
-#undef TFMEM_REGISTER
+TFMEM_REGISTER_DYNAMIC("TfmemDynamic", DynamicOp)
 
 }  // namespace
 }  // namespace tfmem

@@ -1,6 +1,7 @@
 #include "custom_ops/ops/dynamic/execute.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -13,8 +14,8 @@
 namespace tfmem {
 
 using ::tensorflow::OpInputList;
-using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpOutputList;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
@@ -38,64 +39,12 @@ absl::StatusOr<RaggedIntegers> ReadRagged(OpKernelContext* ctx, absl::string_vie
                         {s.data(), static_cast<size_t>(s.size())}};
 }
 
-absl::Status CheckList(OpKernelConstruction* ctx, const char* name, int64_t expected) {
-  int64_t found = 0;
-  TFMEM_RETURN_IF_ERROR(ctx->GetAttr(name, &found));
-  if (found == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", found, "; expected ", expected, " in this mode"));
+TensorShape ShapeOf(const DynamicParameter& parameter) {
+  return parameter.matrix ? TensorShape({parameter.rows, parameter.columns})
+                          : TensorShape({parameter.columns});
 }
 
 }  // namespace
-
-absl::StatusOr<DynamicSpec> ReadDynamicSpec(OpKernelConstruction* ctx) {
-  std::string text;
-  int64_t parameters = 0, outputs = 0;
-  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("spec", &text));
-  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("N", &parameters));
-  TFMEM_RETURN_IF_ERROR(ctx->GetAttr("No", &outputs));
-  TFMEM_ASSIGN_OR_RETURN(DynamicSpec spec, ParseDynamicSpec(text));
-  TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> widths, OutputWidths(spec));
-  if (static_cast<int64_t>(spec.parameters.size()) == parameters &&
-      static_cast<int64_t>(widths.size()) == outputs) {
-    return spec;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("the op has ", parameters, " parameters and ",
-                                                 outputs, " outputs; its kinds have ",
-                                                 spec.parameters.size(), " and ", widths.size()));
-}
-
-absl::Status CheckLists(OpKernelConstruction* ctx, const DynamicSpec& spec, int state_type,
-                        bool forward, bool backward) {
-  const int64_t types = spec.types.size();
-  if (state_type < -1 || state_type >= types) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("state_type is ", state_type, "; expected -1 to ", types - 1));
-  }
-  int64_t sparse = 0;
-  for (const DynamicParameter& parameter : spec.parameters) sparse += parameter.sparse;
-  const int64_t states = state_type < 0 ? 0 : spec.types[state_type].size();
-  const int64_t dense = spec.parameters.size() - sparse;
-  TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Nk", forward ? 0 : 1));
-  TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Ng", backward && !forward ? states : 0));
-  TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Ns", forward ? states : 0));
-  TFMEM_RETURN_IF_ERROR(CheckList(ctx, "Nd", backward ? dense : 0));
-  return CheckList(ctx, "Nr", backward ? sparse : 0);
-}
-
-absl::StatusOr<std::vector<int64_t>> OutputWidths(const DynamicSpec& spec) {
-  std::vector<int64_t> widths;
-  for (const DynamicKind& kind : spec.kinds) {
-    for (size_t i = 0; i < kind.outputs.size(); ++i) {
-      if (i == widths.size()) widths.push_back(kind.outputs[i]);
-      if (widths[i] == kind.outputs[i]) continue;
-      return absl::InvalidArgumentError(absl::StrCat("output ", i, " of two kinds of nodes has ",
-                                                     widths[i], " and ", kind.outputs[i],
-                                                     " numbers"));
-    }
-  }
-  return widths;
-}
 
 absl::StatusOr<DynamicBatch> ReadBatch(OpKernelContext* ctx, const DynamicSpec& spec) {
   TFMEM_ASSIGN_OR_RETURN(const RaggedIntegers kinds, ReadRagged(ctx, "kinds", "kind_splits"));
@@ -131,8 +80,7 @@ absl::Status CheckParameter(const DynamicSpec& spec, int number, const DynamicBa
       shape.dim_size(1) == parameter.columns) {
     return CheckRows(spec, number, batch, shape.dim_size(0));
   }
-  const TensorShape expected = parameter.matrix ? TensorShape({parameter.rows, parameter.columns})
-                                                : TensorShape({parameter.columns});
+  const TensorShape expected = ShapeOf(parameter);
   if (shape == expected) return absl::OkStatus();
   // A parameter of another rank is seen as a matrix or as a vector.
   if (shape.dims() != expected.dims() && shape.num_elements() == expected.num_elements()) {
@@ -141,6 +89,113 @@ absl::Status CheckParameter(const DynamicSpec& spec, int number, const DynamicBa
   return absl::InvalidArgumentError(
       absl::StrCat("parameter ", number, " has shape ", shape.DebugString(),
                    "; when the net was specialised, it had ", expected.DebugString()));
+}
+
+absl::StatusOr<std::vector<const void*>> ReadParameters(OpKernelContext* ctx,
+                                                        const DynamicSpec& spec,
+                                                        const DynamicBatch& batch) {
+  OpInputList list;
+  TFMEM_RETURN_IF_ERROR(ctx->input_list("parameters", &list));
+  std::vector<const void*> found;
+  for (int i = 0; i < list.size(); ++i) {
+    TFMEM_RETURN_IF_ERROR(CheckParameter(spec, i, batch, list[i].shape()));
+    found.push_back(list[i].data());
+  }
+  return found;
+}
+
+absl::StatusOr<int64_t> ReadSeed(OpKernelContext* ctx) {
+  const Tensor* seed = nullptr;
+  TFMEM_RETURN_IF_ERROR(ctx->input("seed", &seed));
+  if (seed->NumElements() != 1) return absl::InvalidArgumentError("expected one seed");
+  return seed->flat<int64_t>()(0);
+}
+
+template <typename Real>
+absl::StatusOr<std::array<Real, 4>> ReadRates(OpKernelContext* ctx, UpdateRule rule) {
+  const Tensor* rates = nullptr;
+  TFMEM_RETURN_IF_ERROR(ctx->input("rates", &rates));
+  const int64_t wanted = rule == kSgd ? 1 : rule == kMomentum ? 2 : 5;
+  if (rates->NumElements() != wanted) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rates have shape ", rates->shape().DebugString(), "; the rule takes ", wanted));
+  }
+  const auto rate = rates->flat<Real>();
+  if (rule == kSgd) return std::array<Real, 4>{rate(0)};
+  if (rule == kMomentum) return std::array<Real, 4>{rate(0), rate(1)};
+  const double step = rate(4);
+  const double first = 1 - std::pow(double{rate(1)}, step);
+  const double second = 1 - std::pow(double{rate(2)}, step);
+  return std::array<Real, 4>{static_cast<Real>(rate(0) * std::sqrt(second) / first), 1 - rate(1),
+                             1 - rate(2), rate(3)};
+}
+
+absl::StatusOr<std::vector<void*>> WritableVariables(OpKernelContext* ctx,
+                                                     const DynamicUpdate& update,
+                                                     const DynamicBatch& batch,
+                                                     const CopyBytes& copy,
+                                                     RegionVariables* variables) {
+  const int count = update.spec.parameters.size(), all = update.uses.size();
+  for (int i = 0; i < all; ++i) {
+    if (i >= count && !update.spec.parameters[i % count].trained) continue;  // never touched
+    TFMEM_RETURN_IF_ERROR(
+        CheckParameter(update.spec, i % count, batch, variables->Now(i)->shape()));
+  }
+  std::vector<void*> found;
+  for (int i = 0; i < all; ++i) {
+    if (!variables->MayWrite(i)) {
+      const Tensor& now = *variables->Now(i);
+      Tensor own;
+      TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(now.dtype(), now.shape(), &own));
+      TFMEM_RETURN_IF_ERROR(copy(own.data(), now.data(), now.TotalBytes()));
+      TFMEM_RETURN_IF_ERROR(variables->Assign(i, std::move(own)));
+    }
+    found.push_back(variables->Now(i)->data());
+  }
+  return found;
+}
+
+absl::StatusOr<GradientOutputs> AllocateGradients(OpKernelContext* ctx, const DynamicSpec& spec,
+                                                  const std::vector<LookedUp>& looked_up) {
+  OpOutputList dense, rows, row_gradients;
+  TFMEM_RETURN_IF_ERROR(ctx->output_list("gradients", &dense));
+  TFMEM_RETURN_IF_ERROR(ctx->output_list("rows", &rows));
+  TFMEM_RETURN_IF_ERROR(ctx->output_list("row_gradients", &row_gradients));
+  int next_dense = 0, next_sparse = 0;
+  GradientOutputs found;
+  for (size_t i = 0; i < spec.parameters.size(); ++i) {
+    const DynamicParameter& parameter = spec.parameters[i];
+    Tensor*& gradient = found.gradients.emplace_back();
+    if (parameter.sparse) {
+      const int64_t count = looked_up[i].rows();
+      TFMEM_RETURN_IF_ERROR(
+          rows.allocate(next_sparse, TensorShape({count}), &found.rows.emplace_back()));
+      TFMEM_RETURN_IF_ERROR(row_gradients.allocate(
+          next_sparse++, TensorShape({count, parameter.columns}), &gradient));
+    } else {
+      TFMEM_RETURN_IF_ERROR(dense.allocate(next_dense++, ShapeOf(parameter), &gradient));
+    }
+  }
+  return found;
+}
+
+absl::StatusOr<std::vector<Tensor*>> AllocateRows(OpKernelContext* ctx, absl::string_view name,
+                                                  int64_t rows, absl::Span<const int64_t> widths) {
+  OpOutputList list;
+  TFMEM_RETURN_IF_ERROR(ctx->output_list(name, &list));
+  std::vector<Tensor*> found;
+  for (size_t i = 0; i < widths.size(); ++i) {
+    TensorShape shape;
+    TFMEM_RETURN_IF_ERROR(BuildShape({rows, widths[i]}, &shape));
+    TFMEM_RETURN_IF_ERROR(list.allocate(i, shape, &found.emplace_back()));
+  }
+  return found;
+}
+
+absl::StatusOr<std::vector<Tensor*>> AllocateStates(OpKernelContext* ctx, const DynamicMode& mode,
+                                                    const DynamicBatch& batch) {
+  if (mode.state_type < 0) return std::vector<Tensor*>();
+  return AllocateRows(ctx, "states", batch.nodes, mode.spec.types[mode.state_type]);
 }
 
 absl::Status CheckLossGradients(const OpInputList& list, const DynamicBatch& batch) {
@@ -230,15 +285,11 @@ absl::Status PutLosses(OpKernelContext* ctx, const DynamicCall<Real>& call) {
 template <typename Real>
 absl::Status PutOutputs(OpKernelContext* ctx, const DynamicCall<Real>& call,
                         const std::vector<int64_t>& widths) {
-  tensorflow::OpOutputList list;
-  TFMEM_RETURN_IF_ERROR(ctx->output_list("outputs", &list));
   const DynamicBatch& batch = call.batch;
+  TFMEM_ASSIGN_OR_RETURN(const std::vector<Tensor*> outputs,
+                         AllocateRows(ctx, "outputs", batch.nodes, widths));
   for (size_t i = 0; i < widths.size(); ++i) {
-    Tensor* output = nullptr;
-    TensorShape shape;
-    TFMEM_RETURN_IF_ERROR(BuildShape({batch.nodes, widths[i]}, &shape));
-    TFMEM_RETURN_IF_ERROR(list.allocate(i, shape, &output));
-    Real* target = output->flat<Real>().data();
+    Real* target = outputs[i]->flat<Real>().data();
     for (int64_t node = 0; node < batch.nodes; ++node, target += widths[i]) {
       const std::vector<int64_t>& places = call.layout.outputs[batch.kind_of[node]];
       if (i < places.size()) {
@@ -252,6 +303,12 @@ absl::Status PutOutputs(OpKernelContext* ctx, const DynamicCall<Real>& call,
   return absl::OkStatus();
 }
 
+absl::Status PutKept(OpKernelContext* ctx, bool keeps, const Tensor& memory) {
+  if (keeps) return ctx->set_output("keep", memory);
+  Tensor* none = nullptr;
+  return ctx->allocate_output("keep", TensorShape({0}), &none);
+}
+
 absl::Status PutNumber(OpKernelContext* ctx) {
   const Tensor* number = nullptr;
   TFMEM_RETURN_IF_ERROR(ctx->input("number", &number));
@@ -261,16 +318,11 @@ absl::Status PutNumber(OpKernelContext* ctx) {
 absl::Status PutNothing(OpKernelContext* ctx, const std::vector<int64_t>& widths) {
   Tensor* losses = nullptr;
   TFMEM_RETURN_IF_ERROR(ctx->allocate_output("losses", TensorShape({0}), &losses));
-  tensorflow::OpOutputList outputs;
-  TFMEM_RETURN_IF_ERROR(ctx->output_list("outputs", &outputs));
-  for (size_t i = 0; i < widths.size(); ++i) {
-    Tensor* none = nullptr;
-    TFMEM_RETURN_IF_ERROR(outputs.allocate(i, TensorShape({0, widths[i]}), &none));
-  }
-  return absl::OkStatus();
+  return AllocateRows(ctx, "outputs", 0, widths).status();
 }
 
 #define TFMEM_INSTANTIATE(Real)                                                           \
+  template absl::StatusOr<std::array<Real, 4>> ReadRates(OpKernelContext*, UpdateRule);   \
   template absl::Status ReadLossGradients(OpKernelContext*, DynamicCall<Real>*);          \
   template absl::Status RunBatch(OpKernelContext*, const DynamicCall<Real>&, bool, bool); \
   template absl::Status PutLosses(OpKernelContext*, const DynamicCall<Real>&);            \

@@ -121,7 +121,7 @@ std::vector<uint64_t> GpuNet::Words(const GpuArguments& arguments) const {
   words[kSeedWord] = arguments.seed;
   words[kRuleWord] = arguments.rule;
   words[kLossGradientsWord] = Address(arguments.loss_gradients);
-  std::memcpy(&words[kRatesWord], arguments.rates, sizeof(arguments.rates));
+  std::memcpy(&words[kRatesWord], arguments.rates.data(), sizeof(arguments.rates));
   words[kLossesWord] = Address(arguments.losses);
   words[kGradientTypeWord] = arguments.gradient_type + 1;
   const auto add = [&](const std::vector<const void*>& pointers, size_t count) {

@@ -1,6 +1,7 @@
 // A dynamic net on a GPU: one batch is one copy and one launch. Waits for no kernel.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,20 +13,16 @@
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/dynamic/gpu_script.h"
 #include "custom_ops/ops/dynamic/gpu_sender.h"
-#include "custom_ops/ops/fusion/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfmem {
-
-// Update rules, as kernels/dynamic.cuh numbers them; kNoRule writes gradients.
-enum GpuRule { kNoRule, kSgd, kMomentum, kAdam };
 
 // What a launch is given beside the batch: addresses in device memory.
 struct GpuArguments {
   GpuCall call;
   uint64_t seed = 0;
-  GpuRule rule = kNoRule;
-  float rates[4] = {};
+  UpdateRule rule = kNoRule;
+  std::array<float, 4> rates = {};
   const void* loss_gradients = nullptr;
   int gradient_type = -1;
   void* losses = nullptr;
@@ -95,19 +92,12 @@ class GpuDynamic {
  private:
   absl::Status Inputs(tensorflow::OpKernelContext* ctx, const DynamicBatch& batch,
                       GpuArguments* arguments) const;
-  absl::Status Gradients(tensorflow::OpKernelContext* ctx, const std::vector<LookedUp>& looked_up,
-                         GpuArguments* arguments, std::vector<tensorflow::Tensor*>* rows) const;
   absl::Status Results(tensorflow::OpKernelContext* ctx, const DynamicBatch& batch,
                        GpuArguments* arguments) const;
 
-  DynamicSpec spec_;
+  DynamicMode mode_;
   std::unique_ptr<GpuNet> net_;
   HostKernel host_{kSpecializeForThisGpu};
-  std::vector<int64_t> widths_;
-  int state_type_ = -1;
-  bool forward_ = true;
-  bool backward_ = false;
-  bool keeps_ = false;
 };
 
 // TfmemDynamicStep on a GPU.
@@ -118,12 +108,9 @@ class GpuDynamicStep {
   absl::Status Run(tensorflow::OpKernelContext* ctx, cuda::Stream stream);
 
  private:
-  DynamicSpec spec_;
+  DynamicUpdate update_;
   std::unique_ptr<GpuNet> net_;
   HostKernel host_{kSpecializeForThisGpu};
-  std::vector<int64_t> widths_;
-  GpuRule rule_ = kSgd;
-  std::vector<VariableUse> uses_;
 };
 
 }  // namespace tfmem

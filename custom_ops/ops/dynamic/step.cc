@@ -1,12 +1,9 @@
 // TfmemDynamicStep: a batch forward and backward, and its gradients applied to the variables, block
 // by block while they are in a cache.
-#include <cmath>
+#include <array>
 #include <cstring>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/dynamic/execute.h"
 #include "custom_ops/ops/fusion/variables.h"
@@ -58,30 +55,12 @@ number: anything; `done` is the same, once nothing can be wrong with the batch.
 losses, outputs: as those of TfmemDynamic, which has the other inputs, too.
 )doc");
 
-struct Rule {
-  int slots = 0;
-  int rates = 0;
-};
-
 template <typename Real>
 class Update {
  public:
-  Update(const CpuKernels<Real>& kernels, const std::string& rule, const Real* rates)
-      : kernels_(kernels), rule_(rule) {
-    if (rule == "sgd") {
-      Splat(0, rates[0]);
-    } else if (rule == "momentum") {
-      Splat(0, rates[0]);
-      Splat(1, rates[1]);
-    } else {
-      const double step = rates[4];
-      const double first = 1 - std::pow(double{rates[1]}, step);
-      const double second = 1 - std::pow(double{rates[2]}, step);
-      adam_[0] = static_cast<Real>(rates[0] * std::sqrt(second) / first);
-      adam_[1] = 1 - rates[1];
-      adam_[2] = 1 - rates[2];
-      adam_[3] = rates[3];
-    }
+  Update(const CpuKernels<Real>& kernels, UpdateRule rule, const std::array<Real, 4>& rates)
+      : kernels_(kernels), rule_(rule), rates_(rates) {
+    for (int number = 0; number < 2; ++number) std::fill_n(splats_[number], 64, rates[number]);
   }
 
   // `count` numbers of a parameter and its slots; `t` is memory for as many.
@@ -92,46 +71,31 @@ class Update {
     const auto of = [&](Elementwise op, Real* to, const Real* a, const Real* b) {
       kernels_.compute(op, to, a, b, nullptr, count, 0);
     };
-    if (rule_ == "sgd") {
+    if (rule_ == kSgd) {
       with(Elementwise::kMultiply, t, g, 0);
       of(Elementwise::kSubtract, w, w, t);
-    } else if (rule_ == "momentum") {
+    } else if (rule_ == kMomentum) {
       with(Elementwise::kMultiply, t, g, 0);
       with(Elementwise::kMultiply, m, m, 1);
       of(Elementwise::kSubtract, m, m, t);
       of(Elementwise::kAdd, w, w, m);
     } else {
-      kernels_.adam(w, m, v, g, count, adam_);
+      kernels_.adam(w, m, v, g, count, rates_.data());
     }
   }
 
  private:
-  void Splat(int number, Real value) { std::fill_n(splats_[number], 64, value); }
-
   const CpuKernels<Real>& kernels_;
-  const std::string rule_;
-  Real splats_[2][64];
-  Real adam_[4] = {};
+  const UpdateRule rule_;
+  const std::array<Real, 4> rates_;
+  Real splats_[2][64];  // the learning rate and the momentum
 };
 
 template <typename Real>
 class DynamicStepOp : public OpKernel {
  public:
   explicit DynamicStepOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_VALUE(spec_, ctx, ReadDynamicSpec(ctx));
-    OP_REQUIRES_VALUE(widths_, ctx, OutputWidths(spec_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rule", &rule_));
-    how_ = rule_ == "sgd" ? Rule{0, 1} : rule_ == "momentum" ? Rule{1, 2} : Rule{2, 5};
-    int64_t variables = 0;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("Nv", &variables));
-    const int64_t expected = spec_.parameters.size() * (1 + how_.slots);
-    OP_REQUIRES(ctx, variables == expected,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "the op has ", variables, " variables; rule '", rule_, "' takes ", expected)));
-    VariableUse use;
-    use.read = use.assigned = true;
-    use.dtype = tensorflow::DataTypeToEnum<Real>::value;
-    uses_.assign(variables, use);
+    OP_REQUIRES_OK(ctx, update_.Read(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
@@ -142,15 +106,8 @@ class DynamicStepOp : public OpKernel {
     TFMEM_ASSIGN_OR_RETURN(const DynamicLayout layout, DynamicLayout::Of(spec_, batch));
     const std::vector<LookedUp> looked_up = FindLookedUp(spec_, batch);
     DynamicCall<Real> call{spec_, batch, layout, looked_up};
-    const Tensor *seed = nullptr, *rates = nullptr;
-    TFMEM_RETURN_IF_ERROR(ctx->input("seed", &seed));
-    TFMEM_RETURN_IF_ERROR(ctx->input("rates", &rates));
-    if (seed->NumElements() != 1 || rates->NumElements() != how_.rates) {
-      return absl::InvalidArgumentError(absl::StrCat("rates have shape ",
-                                                     rates->shape().DebugString(), "; rule '",
-                                                     rule_, "' takes ", how_.rates));
-    }
-    call.seed = seed->flat<int64_t>()(0);
+    TFMEM_ASSIGN_OR_RETURN(const auto rates, ReadRates<Real>(ctx, update_.rule));
+    TFMEM_ASSIGN_OR_RETURN(call.seed, ReadSeed(ctx));
     TFMEM_RETURN_IF_ERROR(ReadLossGradients(ctx, &call));
     Tensor memory;
     tensorflow::TensorShape floats;
@@ -159,14 +116,20 @@ class DynamicStepOp : public OpKernel {
         ctx->allocate_temp(tensorflow::DataTypeToEnum<Real>::value, floats, &memory));
     call.memory = memory.flat<Real>().data();
 
-    RegionVariables variables(ctx, 0, uses_);
+    RegionVariables variables(ctx, 0, update_.uses);
     TFMEM_RETURN_IF_ERROR(variables.Open());
     TFMEM_RETURN_IF_ERROR(variables.CheckDistinct());
+    const CopyBytes copy = [](void* to, const void* from, int64_t bytes) {
+      std::memcpy(to, from, bytes);
+      return absl::OkStatus();
+    };
+    TFMEM_ASSIGN_OR_RETURN(const std::vector<void*> memories,
+                           WritableVariables(ctx, update_, batch, copy, &variables));
     std::vector<Real*> values;
-    TFMEM_RETURN_IF_ERROR(Writable(ctx, batch, &variables, &values));
+    for (void* found : memories) values.push_back(static_cast<Real*>(found));
     const size_t count = spec_.parameters.size();
     call.parameters.assign(values.begin(), values.begin() + count);
-    const Update<Real> update(KernelsOf<Real>(ChosenKernels()), rule_, rates->flat<Real>().data());
+    const Update<Real> update(KernelsOf<Real>(ChosenKernels()), update_.rule, rates);
     call.take = [&](int parameter, int64_t, int64_t row, int64_t column, int64_t rows,
                     int64_t columns, const Real* gradient, int64_t stride, Real* scratch) {
       if (!spec_.parameters[parameter].trained) return;
@@ -184,50 +147,15 @@ class DynamicStepOp : public OpKernel {
     TFMEM_RETURN_IF_ERROR(RunBatch(ctx, call, true, true));
     variables.Unlock();
     TFMEM_RETURN_IF_ERROR(PutLosses(ctx, call));
-    TFMEM_RETURN_IF_ERROR(PutOutputs(ctx, call, widths_));
+    TFMEM_RETURN_IF_ERROR(PutOutputs(ctx, call, update_.widths));
     return PutNumber(ctx);
   }
 
-  // The variables' own memory; that of copies where another op still reads it.
-  absl::Status Writable(OpKernelContext* ctx, const DynamicBatch& batch, RegionVariables* variables,
-                        std::vector<Real*>* values) const {
-    const int count = spec_.parameters.size(), all = uses_.size();
-    for (int i = 0; i < all; ++i) {
-      if (i >= count && !spec_.parameters[i % count].trained) continue;  // never touched
-      TFMEM_RETURN_IF_ERROR(CheckParameter(spec_, i % count, batch, variables->Now(i)->shape()));
-    }
-    for (int i = 0; i < all; ++i) {
-      if (!variables->MayWrite(i)) {
-        const Tensor& now = *variables->Now(i);
-        Tensor copy;
-        TFMEM_RETURN_IF_ERROR(ctx->allocate_temp(now.dtype(), now.shape(), &copy));
-        std::memcpy(copy.data(), now.data(), now.TotalBytes());
-        TFMEM_RETURN_IF_ERROR(variables->Assign(i, std::move(copy)));
-      }
-      values->push_back(static_cast<Real*>(variables->Now(i)->data()));
-    }
-    return absl::OkStatus();
-  }
-
-  DynamicSpec spec_;
-  std::vector<int64_t> widths_;
-  std::string rule_;
-  Rule how_;
-  std::vector<VariableUse> uses_;
+  DynamicUpdate update_;
+  const DynamicSpec& spec_ = update_.spec;
 };
 
-#define TFMEM_REGISTER(type)                                                             \
-  REGISTER_KERNEL_BUILDER(                                                               \
-      Name("TfmemDynamicStep").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      DynamicStepOp<type>);                                                              \
-  REGISTER_KERNEL_BUILDER(Name("TfmemDynamicStep")                                       \
-                              .Device(tensorflow::DEVICE_CPU)                            \
-                              .Label(kHostKernelLabel)                                   \
-                              .TypeConstraint<type>("T"),                                \
-                          DynamicStepOp<type>);
-TFMEM_REGISTER(float)
-TFMEM_REGISTER(double)
-#undef TFMEM_REGISTER
+TFMEM_REGISTER_DYNAMIC("TfmemDynamicStep", DynamicStepOp)
 
 }  // namespace
 }  // namespace tfmem

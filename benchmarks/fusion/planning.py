@@ -20,6 +20,7 @@ from benchmarks.fusion.generated import OPS, dialogue
 from benchmarks.records import machine
 from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.ir import Graph
+from graph_passes.lower.lower_nodes import Lowering
 from graph_passes.lower.shapes import Shapes
 from graph_passes.passes.fuse.partition.explore import Exploration
 from graph_passes.passes.fuse.partition.ilp import Limits
@@ -57,7 +58,7 @@ def planned(graph: Graph, limits: Limits | None = None, exploration: Exploration
         patterns_of(graph),
         CPU,
         default=HOME,
-        refuse=refusal(graph, (), Shapes(graph)),
+        refuse=refusal(graph, (), Lowering(graph, Shapes(graph))),
         limits=limits,
         exploration=exploration,
     )

@@ -81,7 +81,7 @@ def one_for_two(
 
 def shifted_axis(index: Index) -> int | None:
     """The axis along which a dimension lies from some position on."""
-    return replace(index, offset=0).axis
+    return index._replace(offset=0).axis
 
 
 def _neighbours(form: ProgramLike) -> Iterator[tuple[int, int]]:
@@ -168,4 +168,4 @@ def _walk(index: Index, outer: int, inner: int, size: int | None) -> Index | Non
     if own[inner] != AxisTerm(inner, factor) or own[outer] != AxisTerm(outer, factor * size):
         return None
     rest = tuple(term for term in index.terms if term.axis not in own)
-    return replace(index, terms=(*rest, AxisTerm(outer, factor)))
+    return index._replace(terms=(*rest, AxisTerm(outer, factor)))

@@ -287,18 +287,11 @@ def _terms_axes(indices: Iterable[Index], what: object) -> list[int]:
 def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
     what = _Place(len(earlier), node)
     for argument in arguments_of(node):
-        _require(0 <= argument < len(earlier), what, f"reads node {argument}; nodes may read earlier ones only")
-
-    def axes(*found: int) -> tuple[int, ...]:
-        _require(all(0 <= axis < len(program.axes) for axis in found), what, f"there are {len(program.axes)} axes")
-        return tuple(sorted(set(found)))
-
-    def dtype(found: str, expected: tuple[str, ...]) -> str:
-        if found not in expected:
-            _require(False, what, f"dtype '{found}'; expected one of {', '.join(expected)}")
-        return found
-
+        if not 0 <= argument < len(earlier):
+            _require(False, what, f"reads node {argument}; nodes may read earlier ones only")
     match node:
+        case Elementwise(op=name, arguments=arguments):
+            return _of_op(name, [earlier[argument] for argument in arguments], what)
         case Input(tensor=tensor, index=index):
             _require(0 <= tensor < len(program.tensors), what, f"there are {len(program.tensors)} tensors")
             _require(program.tensors[tensor].dtype != STATE, what, "reads the state of a random generator")
@@ -306,42 +299,64 @@ def _type(program: Program, node: Node, earlier: Sequence[Type]) -> Type:
             _require(len(index) == rank, what, f"{len(index)} indices of a tensor of rank {rank}")
             varying = _terms_axes(index, what)
             for place in arguments_of(node):
-                dtype(earlier[place].dtype, INTEGERS)
+                _dtype(earlier[place].dtype, INTEGERS, what)
                 varying += earlier[place].axes
-            return Type(program.tensors[tensor].dtype, axes(*varying))
+            return Type(program.tensors[tensor].dtype, _axes(varying, program, what))
         case Random(dtype=name, key=key, counter=counter, index=number):
             states = [tensor for tensor in (key, counter) if 0 <= tensor < len(program.tensors)]
             wanted = "int64" if key == counter else STATE
             of_state = [tensor for tensor in states if program.tensors[tensor].dtype == wanted]
             _require(len(of_state) == 2, what, f"tensors {key} and {counter} are no state of a random generator")
             _require(not number.nodes, what, "an index that is a value")
-            return Type(dtype(name, NUMBERS), axes(*_terms_axes([number], what)))
+            return Type(_dtype(name, NUMBERS, what), _axes(_terms_axes([number], what), program, what))
         case Constant(dtype=name, value=value):
             expected = (bool,) if name in BOOL else (int,) if name in INTEGERS else (float,)
             _require(type(value) in expected, what, f"a value of type {type(value).__name__}")
             if name in INTEGER_RANGES:
                 low, high = INTEGER_RANGES[name]
                 _require(low <= value <= high, what, f"a value that {name} does not hold; expected {low} to {high}")
-            return Type(dtype(name, DTYPES), ())
+            return Type(_dtype(name, DTYPES, what), ())
         case Position(dtype=name, axis=axis):
-            return Type(dtype(name, INTEGERS), axes(axis))
+            return Type(_dtype(name, INTEGERS, what), _axes([axis], program, what))
         case Cast(dtype=name, operand=operand):
-            return Type(dtype(name, DTYPES), earlier[operand].axes)
+            return Type(_dtype(name, DTYPES, what), earlier[operand].axes)
         case Reduce(kind=kind, operand=operand, axes=over):
             _require(kind in REDUCTIONS, what, f"unknown reduction; expected one of {', '.join(REDUCTIONS)}")
-            _require(len(over) > 0 and len(axes(*over)) == len(over), what, "expected axes, each once")
+            distinct = len(_axes(over, program, what)) == len(over) > 0
+            _require(distinct, what, "expected axes, each once")
             remaining = set(earlier[operand].axes) - set(over)
-            return Type(dtype(earlier[operand].dtype, REDUCTIONS[kind]), tuple(sorted(remaining)))
-        case Elementwise(op=name, arguments=arguments):
-            _require(name in TABLE, what, f"unknown op '{name}'")
-            op = TABLE[name]
-            _require(len(arguments) == op.arity, what, f"{len(arguments)} arguments; expected {op.arity}")
-            given = [earlier[argument] for argument in arguments]
-            if name == "select":
-                dtype(given[0].dtype, BOOL)
-            values = given[1:] if name == "select" else given
-            dtypes = {value.dtype for value in values}
-            _require(len(dtypes) == 1, what, f"arguments of dtypes {sorted(dtypes)}; cast them to one")
-            dtype(values[0].dtype, op.dtypes)
-            return Type("bool" if op.comparison else values[0].dtype, axes(*(a for value in given for a in value.axes)))
+            return Type(_dtype(earlier[operand].dtype, REDUCTIONS[kind], what), tuple(sorted(remaining)))
     raise AssertionError(node)
+
+
+def _of_op(name: str, given: Sequence[Type], what: object) -> Type:
+    """What an op of the table makes of values of these types."""
+    if name not in TABLE:
+        _require(False, what, f"unknown op '{name}'")
+    op = TABLE[name]
+    if len(given) != op.arity:
+        _require(False, what, f"{len(given)} arguments; expected {op.arity}")
+    if name == "select":
+        _dtype(given[0].dtype, BOOL, what)
+    values = given[1:] if name == "select" else given
+    dtypes = {value.dtype for value in values}
+    if len(dtypes) != 1:
+        _require(False, what, f"arguments of dtypes {sorted(dtypes)}; cast them to one")
+    _dtype(values[0].dtype, op.dtypes, what)
+    widest = max((value.axes for value in given), key=len)
+    if any(value.axes != widest and not set(value.axes) <= set(widest) for value in given):
+        widest = tuple(sorted({axis for value in given for axis in value.axes}))
+    return Type("bool" if op.comparison else values[0].dtype, widest)
+
+
+def _axes(found: Sequence[int], program: Program, what: object) -> tuple[int, ...]:
+    """Axes in order, each once."""
+    if not all(0 <= axis < len(program.axes) for axis in found):
+        _require(False, what, f"there are {len(program.axes)} axes")
+    return tuple(sorted(set(found)))
+
+
+def _dtype(found: str, expected: tuple[str, ...], what: object) -> str:
+    if found not in expected:
+        _require(False, what, f"dtype '{found}'; expected one of {', '.join(expected)}")
+    return found

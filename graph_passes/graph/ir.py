@@ -11,7 +11,7 @@ a GraphDef stay opaque; values that passes write are plain Python (see `AttrValu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -115,7 +115,8 @@ class Node:
 
     def copy(self) -> Node:
         """An equal node that can be edited on its own; attribute values are shared."""
-        return replace(self, inputs=list(self.inputs), control=list(self.control), attrs=dict(self.attrs))
+        own = list(self.inputs), list(self.control), self.device, dict(self.attrs)
+        return Node(self.name, self.op, *own, self.outputs, self.stateful)
 
 
 class Editor(Protocol):

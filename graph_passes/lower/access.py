@@ -7,7 +7,6 @@ at `a0 a1` reads `x` at `a1 a0`. Sizes are those of `custom_ops.expr.program`: 0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
@@ -26,7 +25,7 @@ def along(axis: int) -> Index:
 
 def shifted(index: Index, offset: int) -> Index:
     """An index plus a number."""
-    return replace(index, offset=index.offset + offset)
+    return index._replace(offset=index.offset + offset)
 
 
 def scaled(index: Index, factor: int) -> Index | None:
@@ -35,7 +34,7 @@ def scaled(index: Index, factor: int) -> Index | None:
         return index
     if index.nodes:
         return None
-    return Index(factor * index.offset, tuple(replace(term, factor=factor * term.factor) for term in index.terms))
+    return Index(factor * index.offset, tuple(term._replace(factor=factor * term.factor) for term in index.terms))
 
 
 def added(one: Index, other: Index, sizes: Sizes) -> Index:
@@ -81,10 +80,10 @@ def divided(index: Index, divisor: int, sizes: Sizes) -> tuple[Index, Index] | N
     for term in index.terms:
         step = divisor // abs(term.factor)
         if term.factor % divisor == 0:
-            above.append(replace(term, factor=term.factor // divisor))
+            above.append(term._replace(factor=term.factor // divisor))
         elif term.factor > 0 and divisor % term.factor == 0 and term.modulus % step == 0:
             above.append(AxisTerm(term.axis, 1, term.divisor * step, term.modulus // step))
-            below.append(replace(term, modulus=step))
+            below.append(term._replace(modulus=step))
         else:
             below.append(term)
     rest = tidy(Index(index.offset % divisor, tuple(below), index.nodes), sizes)
@@ -139,7 +138,7 @@ def _last(term: AxisTerm, sizes: Sizes) -> int | None:
 
 def _plainest(term: AxisTerm, sizes: Sizes) -> AxisTerm:
     if term.modulus and 0 < sizes[term.axis] <= term.divisor * term.modulus:
-        return replace(term, modulus=0)
+        return term._replace(modulus=0)
     return term
 
 
@@ -148,7 +147,7 @@ def _sum(high: AxisTerm, low: AxisTerm) -> AxisTerm | None:
     if high.axis != low.axis:
         return None
     if (high.divisor, high.modulus) == (low.divisor, low.modulus):
-        return replace(high, factor=high.factor + low.factor)
+        return high._replace(factor=high.factor + low.factor)
     if low.modulus and high.factor == low.factor * low.modulus and high.divisor == low.divisor * low.modulus:
-        return replace(low, modulus=low.modulus * high.modulus)
+        return low._replace(modulus=low.modulus * high.modulus)
     return None

@@ -58,8 +58,28 @@ def drafted(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> tuple[Dr
     Raises:
         ProgramError: the size of an axis is not that of a tensor which is read along all of it, as far as is known.
     """
+    live, read = compacted(_written(w, results))
+    _require_sizes(live)
+    return live, read
+
+
+def require_valid(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> None:
+    """Require that `finished` can give a program. Mostly all that was written is one; then nothing is numbered again.
+
+    Raises:
+        ProgramError: see `drafted`; or it is no program.
+    """
+    draft = _written(w, results)
+    try:
+        _require_sizes(draft)
+        program_of(draft)
+    except ProgramError:
+        program_of(drafted(w, results)[0])
+
+
+def _written(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> Draft:
     outputs = tuple(Output(place, _dimensions(w, at)) for place, at in results)
-    written = Draft(
+    return Draft(
         axes=tuple(map(w.symbol, range(len(w.sizes)))),
         dtypes=tuple(map(w.shapes.dtype, w.tensors)),
         shapes=tuple(w.shapes[value] for value in w.tensors),
@@ -68,9 +88,6 @@ def drafted(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> tuple[Dr
         outputs=outputs,
         origins=tuple(range(len(w.nodes))),
     )
-    live, read = compacted(written)
-    _require_sizes(live)
-    return live, read
 
 
 def _require_sizes(draft: Draft) -> None:

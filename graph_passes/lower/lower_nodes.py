@@ -12,15 +12,14 @@ from custom_ops.fusion.region import Shape
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import OpPattern, passed
 from graph_passes.lower.access import Access
-from graph_passes.lower.draft import program_of
-from graph_passes.lower.finish import drafted, finished
+from graph_passes.lower.finish import finished, require_valid
 from graph_passes.lower.known_numbers import number_of
 from graph_passes.lower.program_writer import LoweringError, ProgramWriter, Steps, Value, VariableValue
 from graph_passes.lower.rules import RULES
 from graph_passes.lower.shapes import Shapes
 from graph_passes.refusals import Reason
 
-__all__ = ["LoweredKernel", "LoweringError", "Value", "VariableValue", "lower_kernel", "require_kernel"]
+__all__ = ["LoweredKernel", "Lowering", "LoweringError", "Value", "VariableValue", "lower_kernel"]
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,29 @@ def lower_kernel(
     )
 
 
-def require_kernel(
-    graph: Graph, members: Sequence[str], outputs: Sequence[TensorId], shapes: Shapes | None = None
-) -> None:
-    """Raises as `lower_kernel` does, but does not shorten a program that is valid without that."""
-    inside, w = _begun(graph, members, shapes)
-    try:
-        program_of(drafted(w, _written(w, inside, outputs, [*outputs, *inside.updated()]))[0])
-    except ProgramError:
-        lower_kernel(graph, members, outputs, shapes)
+class Lowering:
+    """Programs of one graph, each made once: those that planning had to make are those of regions, too."""
+
+    def __init__(self, graph: Graph, shapes: Shapes) -> None:
+        self.shapes = shapes
+        self._graph = graph
+        self._known: dict[tuple[tuple[str, ...], tuple[TensorId, ...]], LoweredKernel] = {}
+
+    def kernel(self, members: Sequence[str], outputs: Sequence[TensorId]) -> LoweredKernel:
+        """See `lower_kernel`."""
+        key = tuple(members), tuple(outputs)
+        if key not in self._known:
+            self._known[key] = lower_kernel(self._graph, members, outputs, self.shapes)
+        return self._known[key]
+
+    def require(self, members: Sequence[str], outputs: Sequence[TensorId]) -> None:
+        """Raises as `lower_kernel` does, but does not shorten a program that is valid without that."""
+        inside, w = _begun(self._graph, members, self.shapes)
+        results = _written(w, inside, outputs, [*outputs, *inside.updated()])
+        try:
+            require_valid(w, results)
+        except ProgramError:
+            self.kernel(members, outputs)
 
 
 def _begun(graph: Graph, members: Sequence[str], shapes: Shapes | None) -> tuple[_Members, ProgramWriter]:

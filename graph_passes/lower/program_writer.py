@@ -73,6 +73,7 @@ class ProgramWriter:
         self.nodes: list[expr.Node] = []
         self.sizes: list[int] = []
         self.tensors: list[Value] = []
+        self._numbers: dict[Value, int] = {}  # of `tensors`
         self.states: list[TensorId] = []
         self.demanded: dict[Value, list[Access]] = {}
         self._start = start
@@ -174,7 +175,7 @@ class ProgramWriter:
     def apply(self, op: str, *arguments: int) -> int:
         """One op of the table."""
         dtype = "bool" if TABLE[op].comparison else self.dtype(arguments[-1])
-        axes: frozenset[int] = frozenset().union(*(self.axes(place) for place in arguments))
+        axes = self.axes(arguments[0]).union(*(self.axes(place) for place in arguments[1:]))
         return self._add(expr.Elementwise(op, arguments), dtype, axes)
 
     def number(self, dtype: str, value: float) -> int:
@@ -248,9 +249,10 @@ class ProgramWriter:
         return self.apply("subtract", place, whole)
 
     def _tensor(self, value: Value) -> int:
-        if value not in self.tensors:
+        number = self._numbers.setdefault(value, len(self.tensors))
+        if number == len(self.tensors):
             self.tensors.append(value)
-        return self.tensors.index(value)
+        return number
 
     def _add(self, node: expr.Node, dtype: str, axes: frozenset[int], key: object = None) -> int:
         key = node if key is None else key

@@ -12,7 +12,7 @@ from custom_ops.expr.text import to_text
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, TensorType, View
 from graph_passes.analysis.op_pattern import OpPattern, pattern_of, patterns_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.lower.lower_nodes import LoweringError, VariableValue, lower_kernel
+from graph_passes.lower.lower_nodes import Lowering, LoweringError, VariableValue, lower_kernel
 from graph_passes.lower.shapes import Shapes
 from graph_passes.passes.fuse.lower_region import lower_region
 from graph_passes.refusals import Reason
@@ -223,6 +223,15 @@ def test_a_step_of_training_as_a_region() -> None:
     call, kernel, update = (step for step in region.steps if isinstance(step, Call | Kernel) and step.members != ("y",))
     assert (call.members, kernel.members, update.members) == (("error", "loss"), ("gradient",), ("update",))
     assert region.values[region.outputs[0]] == TensorType("float32", ())
+
+
+def test_a_program_that_planning_made_is_that_of_the_region() -> None:
+    graph = trained()
+    lowering = Lowering(graph, Shapes(graph))
+    before = lowering.kernel(["error", "loss"], [TensorId("error"), TensorId("loss")])
+    lowered = lower_region(graph, STEPS, lambda _: b"", keep=[TensorId("loss")], lowering=lowering)
+    found = next(each for each in lowered.region.steps if isinstance(each, Kernel) and "loss" in each.members)
+    assert found.program is before.program
 
 
 def test_what_an_update_reads_and_gives() -> None:

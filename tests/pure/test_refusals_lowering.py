@@ -12,7 +12,7 @@ from graph_passes.analysis.op_pattern import NodePattern
 from graph_passes.graph.ir import DataType, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower import lower_nodes, program_writer
-from graph_passes.lower.lower_nodes import lower_kernel
+from graph_passes.lower.lower_nodes import Lowering, lower_kernel
 from graph_passes.lower.program_writer import LoweringError
 from graph_passes.lower.shapes import Shapes
 from graph_passes.passes.fuse import lower_region as lower_region_module
@@ -102,7 +102,7 @@ def test_products_that_no_tiles_compute() -> None:
         ("sub", "Sub", ("x", "sum"), (4, 4), {}),
         ("y", "MatMul", ("sub", "x"), (4, 4), {"T": DataType("float32")}),
     )
-    found = refusal(graph, ["y"], Shapes(graph))(["sum", "sub", "y"])
+    found = refusal(graph, ["y"], Lowering(graph, Shapes(graph)))(["sum", "sub", "y"])
     assert found is not None
     assert found.reason is Reason.PRODUCT_TILES
 

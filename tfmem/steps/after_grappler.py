@@ -26,6 +26,7 @@ from tfmem.devices import conditions, cpu_instructions
 from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 from tfmem.kernels.fusion_tuning import FusionKernels
 from tfmem.options import tensorflow_flags
+from tfmem.runtime.collector import set_aside
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.notices import REPORT_IT, SEE
 from tfmem.steps.known_plans import KnownPlan, key_of, plans
@@ -113,8 +114,9 @@ def _known_or_new(optimized: Captured, engine: Engine, needs: Needs) -> tuple[Ca
         with suppress(Exception):  # whatever a file holds, a new plan takes its place
             return found.follow(optimized, engine, needs)
     go_on()
-    source = CapturedSource(optimized, engine.settings.feed_shapes)
-    done = stitch(source, engine, needs)
+    with set_aside():
+        source = CapturedSource(optimized, engine.settings.feed_shapes)
+        done = stitch(source, engine, needs)
     with suppress(TypeError):  # a reason is about something that no file holds
         if (planned := KnownPlan.of(source.captured, done)) is not None:
             known.keep(key, planned)

@@ -10,7 +10,7 @@ from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, 
 from graph_passes.analysis.op_pattern import OpPattern, pattern_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, Use
 from graph_passes.graph.ops import IDENTITIES, passed
-from graph_passes.lower.lower_nodes import lower_kernel, source
+from graph_passes.lower.lower_nodes import Lowering, source
 from graph_passes.lower.program_writer import LoweringError, Value, VariableValue
 from graph_passes.lower.shapes import Shapes, variable_spec
 from graph_passes.refusals import Reason
@@ -44,7 +44,7 @@ def lower_region(
     steps: Sequence[Sequence[str]],
     encode: Encode,
     keep: Collection[TensorId] = (),
-    shapes: Shapes | None = None,
+    lowering: Lowering | None = None,
     called: Collection[str] = (),
     kernels: Collection[str] = (),
 ) -> Lowered:
@@ -56,7 +56,7 @@ def lower_region(
             kind, and so is one `AssignVariableOp`; all else is a kernel, whose members are in topological order.
         encode: writes the attributes of a call (`graph_passes.graph.serde.attributes`).
         keep: tensors that are fetched, and so are outputs in any case.
-        shapes: of the graph, if they are at hand.
+        lowering: of the graph, if programs of it were made before.
         called: nodes, each a separate step, that TensorFlow's own kernel runs although they could be a kernel.
         kernels: nodes of kernels, among them products that are one by themselves.
 
@@ -64,7 +64,13 @@ def lower_region(
         LoweringError: a step is no kernel; see `lower_kernel`.
     """
     builder = _Builder(
-        graph, steps, encode, frozenset(keep), frozenset(called), frozenset(kernels), shapes or Shapes(graph)
+        graph,
+        steps,
+        encode,
+        frozenset(keep),
+        frozenset(called),
+        frozenset(kernels),
+        lowering or Lowering(graph, Shapes(graph)),
     )
     for step in steps:
         builder.add(step)
@@ -110,14 +116,14 @@ class _Builder:
         keep: frozenset[TensorId],
         called: frozenset[str],
         kernels: frozenset[str],
-        shapes: Shapes,
+        lowering: Lowering,
     ) -> None:
         self._graph = graph
         self._encode = encode
         self._keep = keep
         self._called = called
         self._kernels = kernels
-        self._shapes = shapes
+        self._lowering = lowering
         self._members = dict.fromkeys(name for step in steps for name in step)
         self._op_patterns = {name: pattern_of(graph, graph[name]) for name in self._members}
         self._variables: dict[TensorId, int] = {}
@@ -169,7 +175,7 @@ class _Builder:
                 self._view(key, tensor)
 
     def _program(self, members: Sequence[str], outputs: Sequence[TensorId]) -> None:
-        kernel = lower_kernel(self._graph, members, outputs, self._shapes)
+        kernel = self._lowering.kernel(members, outputs)
         given = tuple(self._seen(value, shape) for value, shape in zip(kernel.inputs, kernel.input_shapes, strict=True))
         made = tuple(
             value if self._type(value).shape == shape else _Shaped(value, shape)
@@ -269,7 +275,7 @@ class _Builder:
             return _tensor_type(self._specs[key.variable])
         if isinstance(key, _Shaped):
             return TensorType(self._type(key.key).dtype, key.shape)
-        spec = self._shapes.spec(key)
+        spec = self._lowering.shapes.spec(key)
         if spec is None:
             raise LoweringError(Reason.TENSOR_UNKNOWN(tensor=key))
         return _tensor_type(spec)

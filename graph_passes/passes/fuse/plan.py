@@ -36,7 +36,7 @@ from graph_passes.analysis.device_support import Capabilities, on_a_cpu, within,
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.lower.lower_nodes import lower_kernel, require_kernel
+from graph_passes.lower.lower_nodes import Lowering
 from graph_passes.lower.program_writer import LoweringError
 from graph_passes.lower.shapes import TRANSPOSES, Shapes
 from graph_passes.passes.fuse.at_once import AtOnce
@@ -199,16 +199,16 @@ def plan_fusion(source: Readable, needs: Needs) -> tuple[FusionPlan, Graph]:
     keep = source.keep(graph)
     known = _without_names(graph, patterns_of(graph), {*keep, *(needs.roots or ())})
     known = within(needs.capabilities, graph, known, keep) if needs.capabilities else on_a_cpu(graph, known)
-    shapes = Shapes(graph)
-    plan = _plan_of(graph, known, needs, keep, shapes)
+    lowering = Lowering(graph, Shapes(graph))
+    plan = _plan_of(graph, known, needs, keep, lowering)
     while needs.capabilities and (lost := without_forward(graph, known, plan.reasons.keys() | plan.unfused)):
         known |= lost
-        plan = _plan_of(graph, known, needs, keep, shapes)
+        plan = _plan_of(graph, known, needs, keep, lowering)
     return plan, graph
 
 
 def _plan_of(
-    graph: Graph, known: Mapping[str, NodePattern], needs: Needs, keep: Collection[str], shapes: Shapes
+    graph: Graph, known: Mapping[str, NodePattern], needs: Needs, keep: Collection[str], lowering: Lowering
 ) -> FusionPlan:
     fetched = [tensor for name in keep for tensor in graph.tensors(graph[name])]
     apart = behind_sums(graph, known) if needs.mirrored else set()
@@ -225,13 +225,13 @@ def _plan_of(
             segments=needs.segments or {},
             fed=needs.fed,
             fetched=fetched,
-            refuse=refusal(graph, keep, shapes),
-            measure=needs.measure(graph, shapes, keep) if needs.measure else None,
+            refuse=refusal(graph, keep, lowering),
+            measure=needs.measure(graph, lowering.shapes, keep) if needs.measure else None,
         )
         regions += plan.regions
         reasons |= {name: why for name, why in plan.reasons.items() if name in names}
     plan = Partition(tuple(regions), reasons)
-    found = _planned(graph, plan, needs, keep, fetched, shapes)
+    found = _planned(graph, plan, needs, keep, fetched, lowering)
     return _alike(graph, found, apart) if needs.mirrored else found
 
 
@@ -246,17 +246,17 @@ def _alike(graph: Graph, plan: FusionPlan, behind: AbstractSet[str]) -> FusionPl
     return replace(plan, regions=left, kept=(*plan.kept, *kept))
 
 
-def refusal(graph: Graph, keep: Collection[str], shapes: Shapes) -> Refuse:
+def refusal(graph: Graph, keep: Collection[str], lowering: Lowering) -> Refuse:
     """Says of nodes of a graph why they cannot be one kernel; of `keep` the names are fetched."""
 
     def refuse(members: Sequence[str]) -> Refusal | None:
         made = leaving(graph, members, keep)
         try:
             if any(graph[name].op in TRANSPOSES for name in members):
-                kernel = lower_kernel(graph, members, made, shapes)
+                kernel = lowering.kernel(members, made)
                 detail = refused_product(Pattern.of(kernel.program, kernel.input_shapes))
                 return Reason.PRODUCT_TILES(detail=detail) if detail else None
-            require_kernel(graph, members, made, shapes)
+            lowering.require(members, made)
         except LoweringError as error:
             return error.refusal
         return None
@@ -300,13 +300,13 @@ def _planned(
     needs: Needs,
     keep: Collection[str],
     fetched: Sequence[TensorId],
-    shapes: Shapes,
+    lowering: Lowering,
 ) -> FusionPlan:
     regions: list[RegionPlan] = []
     kept: list[Unfused] = []
     names = _names(graph, len(plan.regions))
     with AtOnce(needs.at_once) as pool:
-        begun = [_begun(graph, region, needs, fetched, shapes, pool) for region in plan.regions]
+        begun = [_begun(graph, region, needs, fetched, lowering, pool) for region in plan.regions]
         for name, region, made in zip(names, plan.regions, begun, strict=True):
             try:
                 lowered, programs = made()
@@ -326,14 +326,14 @@ def _planned(
 
 
 def _begun(
-    graph: Graph, region: RegionSchedule, needs: Needs, fetched: Sequence[TensorId], shapes: Shapes, pool: AtOnce
+    graph: Graph, region: RegionSchedule, needs: Needs, fetched: Sequence[TensorId], lowering: Lowering, pool: AtOnce
 ) -> Callable[[], tuple[Lowered, tuple[FusionProgram, ...]]]:
     """What waits for a region's kernels, and gives what the op runs with them; it raises what is wrong with either."""
     try:
         steps = [step.members for step in region.steps]
         called = {name for step in region.steps if step.kind is StepKind.CALL for name in step.members}
         kernels = {name for step in region.kernels for name in step.members}
-        lowered = lower_region(graph, steps, needs.encode, fetched, shapes, called, kernels)
+        lowered = lower_region(graph, steps, needs.encode, fetched, lowering, called, kernels)
     except Exception as error:
         return partial(_raise, error)
     if not needs.programs:

@@ -23,6 +23,7 @@ class Signatures:
         self._numbers: dict[Hashable, int] = {}
         self._ops: dict[str, int] = {}
         self._given: dict[TensorId, int] = {}
+        self._readers: dict[str, tuple[tuple[TensorId, frozenset[str]], ...]] = {}
 
     def __call__(self, members: Sequence[str]) -> Signature:
         """The signature of a pattern, whose members are given in topological order."""
@@ -30,20 +31,26 @@ class Signatures:
         outside: dict[TensorId, int] = {}
         found: list[int] = []
         for name in members:
-            node = graph[name]
+            node = graph.nodes[name]
             found.append(self._op(node))
             for tensor in node.inputs:
                 if tensor.node in place:
                     found += (place[tensor.node], tensor.index)
                 else:
                     found += (-1 - outside.setdefault(tensor, len(outside)), self._tensor(tensor))
-            for tensor in graph.tensors(node):
-                leaves = tensor in self._fetched or any(use.node not in place for use in graph.uses(tensor))
-                found.append(int(leaves))
+            for tensor, readers in self._read_by(node):
+                found.append(int(tensor in self._fetched or not readers.issubset(place)))
         return tuple(found)
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
+
+    def _read_by(self, node: Node) -> tuple[tuple[TensorId, frozenset[str]], ...]:
+        """What the node makes, each with the nodes that read it."""
+        if node.name not in self._readers:
+            made = ((tensor, self._graph.uses(tensor)) for tensor in self._graph.tensors(node))
+            self._readers[node.name] = tuple((tensor, frozenset(use.node for use in uses)) for tensor, uses in made)
+        return self._readers[node.name]
 
     def _op(self, node: Node) -> int:
         """The number of the op, its attributes and the shapes of what it makes."""

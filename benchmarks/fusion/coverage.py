@@ -140,12 +140,14 @@ def covered(workload: str, device: str = "h100", kernels: bool = False) -> Cover
     from tfmem.capture.concrete_function import capture_concrete
     from tfmem.capture.grappler import run_grappler
     from tfmem.capture.known_sizes import with_known_sizes
+    from tfmem.capture.unique_rows import with_all_rows
     from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 
     tfmem.load_ops()
     given = make(workload)
     captured = capture_concrete(given.step.get_concrete_function(*given.inputs))
-    captured = with_known_sizes(with_selects(run_grappler(captured, device="GPU", nested=True)))
+    captured = with_selects(run_grappler(captured, device="GPU", nested=True))
+    captured = with_all_rows(with_known_sizes(captured))
     needs = replace(fusion_needs(captured.feeds, *_settings(device)), programs=None)
     source = CapturedSource(captured)
     began = time.process_time()

@@ -15,7 +15,10 @@ from tests.tf.fake_gpu import FakeGpu
 from tests.tf.stitched_steps import close, optimized, require_stitched, values
 from tests.tf.test_known_sizes import OPTIMIZERS, Embedded
 from tests.tf.test_known_sizes import written as with_known
+from tests.tf.test_unique_rows import OPTIMIZERS as OPTIMIZERS_OF_TF_KERAS
+from tests.tf.test_unique_rows import Embedded as UniqueRows
 from tfmem.capture.known_sizes import with_known_sizes
+from tfmem.capture.unique_rows import with_all_rows
 from tfmem.steps.trace import Trace
 
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
@@ -151,4 +154,28 @@ def test_optimizers_that_divide_slices(
     report = require_stitched(step, "ScatterNd", "UnsortedSegmentSum", "Cumsum")
     assert len(report.regions) == 1
     assert not [why for _, why in report.not_stitched if "If" in why]
+    assert gpu.calls("cuGraphLaunch") == launched + len(batches)
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+@pytest.mark.parametrize("name", ["Adam", "Adagrad", "Adadelta", "RMSprop, centered", "legacy Adam"])
+def test_optimizers_that_update_unique_rows(
+    name: str, gpu: FakeGpu, on_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One region, and the host waits for no count. Rows without ids keep numbers that are none."""
+    on_gpu()
+    given = Trace.to_stitch
+    monkeypatch.setattr(Trace, "to_stitch", lambda trace: with_all_rows(given(trace)))
+    plain, model = (UniqueRows(OPTIMIZERS_OF_TF_KERAS[name], 2) for _ in range(2))
+    for each in (plain, model):
+        each.table.scatter_nd_update([[12]], [[np.nan, np.inf, -0.0]])
+    step, launched = optimized(model.step), gpu.calls("cuGraphLaunch")
+    batches = [[3, 0, 7, 11], [3, 3, 5, 9], [2], [7, 7, 7, 7, 1, 6]]
+    for ids in batches:
+        both = [tf.constant(each, tf.int32) for each in (ids, ids[::-1])]
+        close(step(*both), plain.step(*both))
+        close(model.held(), plain.held())
+    report = require_stitched(step, "UnsortedSegmentSum")
+    assert len(report.regions) == 1
+    assert not [why for _, why in report.not_stitched if "no rule for Unique" in why]
     assert gpu.calls("cuGraphLaunch") == launched + len(batches)

@@ -36,8 +36,8 @@ WRAPS = 65_535  # positions up to here have a sum below 2^31
 _ELEMENTWISE = frozenset(
     {"Abs", "AddV2", "Cast", "Identity", "Maximum", "Minimum", "Mul", "Neg", "RealDiv", "Sign", "Sqrt", "Square", "Sub"}
 )
-_UPDATES = {"ResourceScatterAdd": "AssignAddVariableOp", "ResourceScatterSub": "AssignSubVariableOp"}
-_SUM = "UnsortedSegmentSum"
+UPDATES = {"ResourceScatterAdd": "AssignAddVariableOp", "ResourceScatterSub": "AssignSubVariableOp"}
+SUM = "UnsortedSegmentSum"
 
 
 def with_known_sizes(captured: Captured) -> Captured:
@@ -54,7 +54,7 @@ def with_known_sizes(captured: Captured) -> Captured:
         shapes = shaped_graph(replace(captured, graph_def=graph_def))
     except GraphError:  # whatever reads the graph next says so
         return captured
-    readers = _readers(graph_def)
+    readers = readers_of(graph_def)
     uses = [use for each in _divisions(captured, graph_def) if (use := _use(each, readers, shapes, captured.fetches))]
     if not uses:
         return captured
@@ -95,7 +95,7 @@ class _Use:
     ends: tuple[NodeDef, ...]
 
 
-def _readers(graph_def: GraphDef) -> Readers:
+def readers_of(graph_def: GraphDef) -> Readers:
     """The nodes that read each tensor, or wait for each op."""
     found: dict[str, list[NodeDef]] = {}
     for node in graph_def.node:
@@ -122,7 +122,7 @@ def _use(divided: Division, readers: Readers, shapes: tf.Graph, fetches: Sequenc
             elif node.op not in _ELEMENTWISE:
                 ends[node.name] = node
     derived = {divided.name, *elementwise}
-    others = {name for node in elementwise.values() for name in _inputs(node)} - derived
+    others = {name for node in elementwise.values() for name in inputs_of(node)} - derived
     if elementwise.keys() & set(map(_plain, fetches)) or not all(
         _is_smaller(shapes, name, len(sizes)) for name in others
     ):
@@ -133,7 +133,8 @@ def _use(divided: Division, readers: Readers, shapes: tf.Graph, fetches: Sequenc
     return _Use(divided, sizes, _in_order(elementwise), tuple(ends.values()))
 
 
-def _inputs(node: NodeDef) -> list[str]:
+def inputs_of(node: NodeDef) -> list[str]:
+    """The tensors that a node reads, the first output of an op by its name."""
     return [_plain(name) for name in node.input if not name.startswith("^")]
 
 
@@ -142,7 +143,7 @@ def _in_order(nodes: Mapping[str, NodeDef]) -> tuple[NodeDef, ...]:
     found: dict[str, NodeDef] = {}
 
     def add(node: NodeDef) -> None:
-        for name in _inputs(node):
+        for name in inputs_of(node):
             if name in nodes and name not in found:
                 add(nodes[name])
         found[node.name] = node
@@ -155,27 +156,28 @@ def _in_order(nodes: Mapping[str, NodeDef]) -> tuple[NodeDef, ...]:
 def _sizes(divided: Division, shapes: tf.Graph) -> tuple[int, ...] | None:
     """Sizes of the divisor; None if they, or those of what it divides, are not known or too many."""
     divisor, bad, ids, values = (
-        _tensor(shapes, name).shape for name in (divided.divisor, divided.bad, divided.ids, divided.values)
+        tensor_of(shapes, name).shape for name in (divided.divisor, divided.bad, divided.ids, divided.values)
     )
     if not divisor.is_fully_defined() or not divisor.rank or values.rank is None:
         return None
     sizes = tuple(divisor.as_list())
     count = divided.count
     if isinstance(count, str):
-        known = tf.get_static_value(_tensor(shapes, count))
+        known = tf.get_static_value(tensor_of(shapes, count))
         count = -1 if known is None else int(known[0])
     fits = count == sizes[0] and bad.as_list() == [count] and ids.rank == 1 and values[1:] == divisor[1:]
-    floats = _tensor(shapes, divided.values).dtype.is_floating
+    floats = tensor_of(shapes, divided.values).dtype.is_floating
     return sizes if fits and floats and 0 not in sizes and prod(sizes) <= MOST_NUMBERS else None
 
 
-def _tensor(shapes: tf.Graph, name: str) -> tf.Tensor:
+def tensor_of(shapes: tf.Graph, name: str) -> tf.Tensor:
+    """A tensor of the graph with its shapes."""
     return shapes.get_tensor_by_name(name if ":" in name else f"{name}:0")
 
 
 def _is_smaller(shapes: tf.Graph, name: str, rank: int) -> bool:
     """Whether a tensor is the same for all rows."""
-    found = _tensor(shapes, name).shape.rank
+    found = tensor_of(shapes, name).shape.rank
     return found is not None and found < rank
 
 
@@ -183,16 +185,22 @@ def _adds_up(
     node: NodeDef, divided: Division, derived: Collection[str], sizes: tuple[int, ...], shapes: tf.Graph
 ) -> bool:
     """Whether a node adds up by the rows of the division, or updates a variable's."""
-    inputs, rows = _inputs(node), f"{divided.name}:1"
-    if node.op == _SUM:
-        known = _tensor(shapes, node.name).shape
+    inputs, rows = inputs_of(node), f"{divided.name}:1"
+    if node.op == SUM:
+        known = tensor_of(shapes, node.name).shape
         return inputs[0] in derived and inputs[1] == rows and known.rank is not None and known[0] == sizes[0]
-    if node.op not in _UPDATES or inputs[1] != rows or inputs[2] not in derived:
+    if node.op not in UPDATES or inputs[1] != rows or inputs[2] not in derived:
         return False
-    data = handle_data_util.get_handle_data(_tensor(shapes, inputs[0]))
+    return variable_sizes(shapes, inputs[0]) == sizes
+
+
+def variable_sizes(shapes: tf.Graph, handle: str) -> tuple[int, ...] | None:
+    """Sizes of the variable that a handle stands for; None if they are not known."""
+    data = handle_data_util.get_handle_data(tensor_of(shapes, handle))
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        return False
-    return tf.TensorShape(data.shape_and_type[0].shape) == tf.TensorShape(sizes)
+        return None
+    found = tf.TensorShape(data.shape_and_type[0].shape)
+    return tuple(found.as_list()) if found.is_fully_defined() else None
 
 
 class _Writing:
@@ -214,8 +222,8 @@ class _Writing:
             by_id[node.name] = node.name
             node.input[:] = [by_id.get(_plain(name), name) for name in node.input]
         for node in self._use.ends:
-            summed = _inputs(node)[0 if node.op == _SUM else 2]
-            dtype = _tensor(self._shapes, summed).dtype
+            summed = inputs_of(node)[0 if node.op == SUM else 2]
+            dtype = tensor_of(self._shapes, summed).dtype
             own, every = by_id[summed], by_row[summed]
             known = {returned: (tf.bool, sizes[:1]), own: (dtype, (None, *sizes[1:])), every: (dtype, sizes)}
             choose = _added if node.op == "ResourceScatterAdd" else _chosen
@@ -235,7 +243,7 @@ class _Writing:
     def _end(self, node: NodeDef, chosen: str, dtype: tf.DType) -> None:
         """Have a node hand on what was chosen, or give it to its variable."""
         waits = [name for name in node.input if name.startswith("^")]
-        op = _UPDATES.get(node.op)
+        op = UPDATES.get(node.op)
         new = NodeDef(name=node.name, op=op or "Identity", device=node.device)
         new.input.extend([*([node.input[0]] if op else []), chosen, *waits])
         new.attr["dtype" if op else "T"].type = dtype.as_datatype_enum
@@ -249,7 +257,7 @@ class _Writing:
                 if known and name in known:
                     given.append(tf.compat.v1.placeholder(*known[name]))
                 else:
-                    found = _tensor(self._shapes, name)
+                    found = tensor_of(self._shapes, name)
                     given.append(tf.compat.v1.placeholder(found.dtype, found.shape))
             results = function(*given)
         names = {each.op.name: name for each, name in zip(given, inputs, strict=True)}

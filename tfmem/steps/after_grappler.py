@@ -22,6 +22,7 @@ from tfmem.capture.captured_source import CapturedSource
 from tfmem.capture.grappler import run_grappler
 from tfmem.capture.kept_graphs import KeptGraphs
 from tfmem.capture.known_sizes import with_known_sizes
+from tfmem.capture.unique_rows import with_all_rows
 from tfmem.devices import conditions, cpu_instructions
 from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
 from tfmem.kernels.fusion_tuning import FusionKernels
@@ -72,7 +73,7 @@ def without_conditions(captured: Captured, engine: Engine) -> Captured:
     if not options.observe or options.fusion.tune == "off":
         return captured
     found = with_selects(captured)
-    return with_known_sizes(found) if target.is_gpu else found
+    return with_all_rows(with_known_sizes(found)) if target.is_gpu else found
 
 
 def stitched(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import keras
 import numpy as np
 import tensorflow as tf
+import tf_keras
 from keras import layers, ops
 
 from benchmarks.fusion.workloads.models import training
@@ -95,6 +96,31 @@ def collaborative_filtering() -> Workload:
     score = ops.sum(made[0] * made[1], axis=-1, keepdims=True) + bias[0] + bias[1]
     model = keras.Model([user, film], score)
     return training(model, keras.optimizers.Adam(1e-3), (_ids(200, BATCH), _ids(200, BATCH)), _clicks(), binary)
+
+
+def wide_deep_cross() -> Workload:
+    """Keras's example 'Structured data learning with Wide, Deep, and Cross networks', in tf_keras, with its Adagrad"""
+    tf_keras.utils.set_random_seed(0)
+    ids = tf_keras.Input([8], dtype="int32")
+    rows = [tf_keras.layers.Embedding(200, SIZE)(ids[:, place]) for place in range(8)]
+    first = cross = deep = tf_keras.layers.Concatenate()(rows)
+    for _ in range(2):
+        cross = first * tf_keras.layers.Dense(8 * SIZE)(cross) + cross
+        deep = tf_keras.layers.Dense(64, activation="relu")(deep)
+    model = tf_keras.Model(ids, tf_keras.layers.Dense(1)(tf_keras.layers.Concatenate()([cross, deep])))
+    variables, optimizer = model.trainable_variables, tf_keras.optimizers.Adagrad(0.01)
+    optimizer.build(variables)
+
+    @tf.function
+    def step(clicks: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            scores = model(ids, training=True)
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(clicks, scores))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    state = [*model.variables, *optimizer.variables]
+    return Workload(step, (tf.constant(_clicks()), tf.constant(_ids(200, BATCH, 8))), state, slots=list)
 
 
 def sas_rec() -> Workload:
@@ -222,6 +248,6 @@ def time_series() -> Workload:
     return training(model, keras.optimizers.Adam(1e-4), (_numbers(BATCH, 50, 1),), _ids(2, BATCH), classes)
 
 
-_TABLES = (ft_transformer, deep_cross, deep_fm, behaviour_sequence, collaborative_filtering, sas_rec)
+_TABLES = (ft_transformer, deep_cross, deep_fm, wide_deep_cross, behaviour_sequence, collaborative_filtering, sas_rec)
 _OTHERS = (graph_convolution, graph_attention, proximal_policy, deep_q, wgan_gp, contrastive, time_series)
 WORKLOADS: dict[str, Callable[[], Workload]] = {make.__name__: make for make in (*_TABLES, *_OTHERS)}

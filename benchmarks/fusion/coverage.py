@@ -156,7 +156,7 @@ def covered(workload: str, device: str = "h100", kernels: bool = False) -> Cover
         within = run_passes(PassPhase.AFTER_GRAPPLER, ("fusion",), body, after_grappler(replace(needs, fed=())))
         done = done.joined(stitching(within).within(caller))
     seconds = time.process_time() - began
-    ops = {node.name: node.op for node in every_node(captured.graph_def) if node.op not in _NO_WORK}
+    ops = {node.name: node.op for node in every_node(source.captured.graph_def) if node.op not in _NO_WORK}
     reasons = {name: str(why) for name, why in done.reasons.items()}
     reasons |= {name: str(each.reason) for each in done.kept for name in each.members}
     members = [name for region in done.regions for name in region.schedule.members]

@@ -118,7 +118,7 @@ def _concat(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
 def _pack(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     place = integer(node.attrs.get("axis", 0)) % len(at)
     element: int | None = None
-    low, high = pick.range_of(w, node, at[place], len(node.inputs))
+    low, high = pick.range_of(w, at[place], len(node.inputs))
     rest = (*at[:place], *at[place + 1 :])
     for number in range(high, low - 1, -1):
         part = yield node.inputs[number], rest
@@ -198,6 +198,19 @@ def _reverse(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     return (yield x, tuple(found))
 
 
+def _roll(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
+    """Elements that went over the end of a dimension come first."""
+    x = node.inputs[0]
+    shifts, places = (integers(w.graph, tensor) or [] for tensor in node.inputs[1:])
+    found = list(at)
+    for place in {place % len(at): None for place in places}:
+        size = w.shapes[x][place]
+        pick.require_known(node, [size])
+        shift = sum(by for by, other in zip(shifts, places, strict=True) if other % len(at) == place) % size
+        found[place] = pick.turned(w, at[place], shift, size)
+    return (yield x, tuple(found))
+
+
 def _range(w: ProgramWriter, node: Node, output: int, at: Access) -> Steps:
     dtype = w.shapes.dtype(TensorId(node.name))
     start, _, step = ((integers(w.graph, tensor) or [0])[0] for tensor in node.inputs)
@@ -259,6 +272,7 @@ RULES = {name: Rule(_same, OpPattern.VIEW, (0, 1)) for name in _VIEWS} | {
     "PadV2": _layout(_pad, 1, operands=(0, 3)),
     "Tile": Rule(_tile, OpPattern.LAYOUT, (0, 1)),
     "ReverseV2": _layout(_reverse, 1),
+    "Roll": _layout(_roll, 1, 2),
     "Range": Rule(_range, OpPattern.LAYOUT, (0, 0), _range_refusal),
     "MatrixBandPart": _layout(_band_part, 1, 2),
 }

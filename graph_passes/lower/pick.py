@@ -20,7 +20,7 @@ def require_known(node: Node, sizes: Sequence[int]) -> None:
         raise LoweringError(Reason.PICKED.of(node))
 
 
-def range_of(w: ProgramWriter, node: Node, index: Index, size: int) -> tuple[int, int]:
+def range_of(w: ProgramWriter, index: Index, size: int) -> tuple[int, int]:
     """The least and the largest value of an index of a dimension of `size`."""
     found = bounds(index, w.sizes)
     return (0, size - 1) if found is None else (max(found[0], 0), min(found[1], size - 1))
@@ -50,6 +50,18 @@ def clamped(w: ProgramWriter, index: Index, size: int) -> Index:
     if found is None or found[1] >= size:
         position = w.apply("minimum", position, w.like(position, size - 1))
     return Index(nodes=(position,))
+
+
+def turned(w: ProgramWriter, index: Index, shift: int, size: int) -> Index:
+    """Where what is at the index was before a dimension of `size` was turned by `shift`, which is below it."""
+    low, high = range_of(w, index, size)
+    if low >= shift:
+        return shifted(index, -shift)
+    if high < shift:
+        return shifted(index, size - shift)
+    position = w.position(index)
+    before, after = (w.apply("add", position, w.like(position, by)) for by in (size - shift, -shift))
+    return Index(nodes=(w.apply("select", w.apply("greater", w.like(position, shift), position), before, after),))
 
 
 def times(w: ProgramWriter, index: Index, factor: int) -> Index:
@@ -156,7 +168,7 @@ def joined(
     require_known(node, sizes)
     ends = list(accumulate(sizes))
     index = at[place]
-    low, high = range_of(w, node, index, ends[-1])
+    low, high = range_of(w, index, ends[-1])
     same = len(set(sizes)) == 1
     element: int | None = None
     for part, size, end in reversed(list(zip(parts, sizes, ends, strict=True))):

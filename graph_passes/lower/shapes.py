@@ -15,7 +15,7 @@ from graph_passes.lower.slicing import part_of, taken
 Shape: TypeAlias = tuple[int, ...]
 
 _BATCH_FIRST = CONVOLUTIONS | {"MaxPool", "AvgPool"}
-_LIKE_FIRST = frozenset({"ZerosLike", "OnesLike", "Cast", "ReverseV2", "Cumsum", "LogSoftmax"})
+_LIKE_FIRST = frozenset({"ZerosLike", "OnesLike", "Cast", "ReverseV2", "Roll", "Cumsum", "LogSoftmax"})
 # All inputs are broadcast.
 _BROADCASTS = IN_PLACE | {"Softmax", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
 # The first input says the shape.

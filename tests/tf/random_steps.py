@@ -116,7 +116,8 @@ def parts(choose: random.Random, made: list[Any], variables: list[Any], labels: 
     if x.shape[1] is None or x.shape[1] < 2:
         return tf.concat([x, x], 0)
     one, other = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
-    return choose.choice([lambda: one, lambda: tf.concat([other, -one], 1), lambda: tf.concat([x, x * 2.0], 0)])()
+    both = [lambda: tf.concat([other, -one], 1), lambda: tf.concat([x, x * 2.0], 0), lambda: tf.roll(x, -3, 1)]
+    return choose.choice([lambda: one, *both])()
 
 
 def like(choose: random.Random, made: list[Any], variables: list[Any], labels: Any) -> Any:

@@ -147,6 +147,13 @@ class Reason(Enum):
         "recurrent",
         "'{node}' ({op}) reads '{tensor}' at an index that does not count the steps, or may be out of range",
     )
+    INNER_LOOP = (
+        "recurrent",
+        (
+            "'{node}' ({op}) is a loop inside of a step, which is not known to run at most {most} times; "
+            "fix the number, or write its steps one by one"
+        ),
+    )
     STEP_DRAWS = (
         "recurrent",
         (
@@ -164,10 +171,6 @@ class Reason(Enum):
     # Recurrent: gradients
     GRADIENT_UNCLEAR = "recurrent", "there is {count} to match the gradients in '{node}' with variables"
     CHECK_EFFECTS = "recurrent", "its gradient cannot be checked: '{node}' ({op}) has side effects"
-    CHECK_LOOP = (
-        "recurrent",
-        "its gradient cannot be checked: '{node}' ({op}) is a loop inside of a step; write its steps one by one",
-    )
     CUSTOM_GRADIENT = (
         "recurrent",
         (

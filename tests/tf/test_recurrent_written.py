@@ -305,9 +305,7 @@ def _inner_loop(v: Any) -> Any:
     return tf.while_loop(lambda k, _: k < 3, lambda k, h: (k + 1, tf.tanh(h)), (0, v))[1]
 
 
-@pytest.mark.parametrize(
-    ("own", "reason"), [(_spike, Reason.CUSTOM_GRADIENT), (_inner_loop, Reason.CHECK_LOOP), (_surrogate, None)]
-)
+@pytest.mark.parametrize(("own", "reason"), [(_spike, Reason.CUSTOM_GRADIENT), (_inner_loop, None), (_surrogate, None)])
 def test_gradients_of_the_users_own(own: Callable[[Any], Any], reason: Reason | None) -> None:
     weight = tf.Variable(R)
 

@@ -22,6 +22,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import FLOATS, IDENTITIES, LOOPS, UPDATES, passed
 from graph_passes.graph.serde import encode
+from graph_passes.passes.recurrent.find.plain_steps import MOST_INNER_STEPS
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, element_dtype, has_own_gradient
 from graph_passes.refusals import Reason, Refusal
 from tfmem.capture.error_text import said
@@ -35,6 +36,7 @@ TOLERANCES = {"float16": 3e-2, "bfloat16": 1e-1, "float64": 1e-7}
 FLOAT32 = 1e-4  # of the largest number of a tensor: one step, mostly by the same kernels
 _HARMLESS = (
     "ReadVariableOp",
+    "VariableShape",
     "ResourceGather",
     "Random",
     "Stateless",
@@ -56,7 +58,7 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> Refusal | None:
     for name in (pair.forward, pair.backward):
         for node in graph.functions[name, "body"].graph:
             if node.op in LOOPS:
-                return Reason.CHECK_LOOP.of(node)
+                return Reason.INNER_LOOP.of(node, most=MOST_INNER_STEPS)
             if node.stateful and not node.op.startswith(_HARMLESS) and not _assigns_number(graph, pair, node):
                 return Reason.CHECK_EFFECTS.of(node)
     error: Exception | None = None

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
 from graph_passes.graph.ops import IDENTITIES, passed, scalar_value
-from graph_passes.passes.recurrent.find.counting import linear, steps_until
+from graph_passes.passes.recurrent.find.counting import linear, of_key, steps_until
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, classify, functional_loops
 from graph_passes.passes.recurrent.find.step_items import list_size, list_written_before
 
@@ -19,23 +19,34 @@ MOST_INNER_STEPS = 16
 
 def with_plain_steps(graph: Graph, loop: Loop) -> tuple[Loop, frozenset[int]]:
     """`loop` with simpler steps, and the variables that were lists of one item and are states now."""
-    loop = replace(_without_inner_loops(loop), condition=_without_branches(loop.condition))
+    body = without_inner_loops(loop.body, inner_counts(loop.body))
+    loop = replace(loop, body=body, condition=_without_branches(loop.condition))
     carried = {
         place: value for place in range(len(loop.initial)) if (value := _carried(graph, loop, place)) is not None
     }
     return (_without_lists(loop, carried), frozenset(carried)) if carried else (loop, frozenset())
 
 
-def _without_inner_loops(loop: Loop) -> Loop:
-    body = loop.body
-    for inner in list(functional_loops(body.graph)):
-        count = _steps(body.graph, inner)
-        if count is not None:
-            body = _unrolled(body, inner.name, inner.initial, inner.body, count)
-    return loop if body is loop.body else replace(loop, body=body)
+def inner_counts(step: Function, known: Mapping[TensorId, int] | None = None) -> dict[str, int]:
+    """The loops inside of `step` whose number of steps is known and little, and that number.
+
+    Args:
+        step: of a loop.
+        known: numbers that scalars in it have.
+    """
+    counts = {inner.name: _steps(step.graph, inner, known or {}) for inner in functional_loops(step.graph)}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
-def _steps(graph: Graph, inner: Loop) -> int | None:
+def without_inner_loops(step: Function, counts: Mapping[str, int]) -> Function:
+    """`step` with the steps of the loops in `counts`, so many of each, one after the other."""
+    for inner in list(functional_loops(step.graph)):
+        if inner.name in counts:
+            step = _unrolled(step, inner.name, inner.initial, inner.body, counts[inner.name])
+    return step
+
+
+def _steps(graph: Graph, inner: Loop, known: Mapping[TensorId, int]) -> int | None:
     """How often `inner` runs, if that is known and little."""
     try:
         variables = classify(graph, inner)
@@ -47,7 +58,11 @@ def _steps(graph: Graph, inner: Loop) -> int | None:
     counts: list[int] = []
     for bound in variables.bounds:
         limit = condition.place(bound.limit)
-        steps = None if limit is None else steps_until(variables.counters[bound.counter], bound.op, limit.start)
+        if limit is None:
+            continue
+        start = limit.start.key
+        end = of_key(known[start]) if isinstance(start, TensorId) and start in known else limit.start
+        steps = steps_until(variables.counters[bound.counter], bound.op, end)
         if steps is not None and isinstance(steps.key, int):
             counts.append(max(steps.key, 0))
     return min(counts) if counts and min(counts) <= MOST_INNER_STEPS else None

@@ -6,17 +6,17 @@ from collections.abc import Collection, Sequence
 
 from graph_passes.graph.dead_code import dead_code, without_dead
 from graph_passes.graph.ir import AttrValue, DataType, Graph, TensorId
-from graph_passes.graph.ops import ARRAYS, DRAWS, READS, passed
+from graph_passes.graph.ops import ARRAYS, DRAWS, LOOPS, READS, passed
 from graph_passes.graph.rewrite import Names, NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE
 from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, StepNumber
 from graph_passes.passes.recurrent.find.equal_scalars import dimension_key
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, classify, without_sums
-from graph_passes.passes.recurrent.find.plain_steps import with_plain_steps
+from graph_passes.passes.recurrent.find.plain_steps import MOST_INNER_STEPS, with_plain_steps
 from graph_passes.passes.recurrent.find.step_items import is_size, is_stack
 from graph_passes.passes.recurrent.lower.cell_states import CellForm, States
 from graph_passes.passes.recurrent.lower.extent import Counted, count_steps, is_read_backwards
-from graph_passes.passes.recurrent.lower.hoist import STATE, Hoister
+from graph_passes.passes.recurrent.lower.hoist import FIXED, STATE, Hoister
 from graph_passes.passes.recurrent.lower.layouts import ColumnLayout, Cuts
 from graph_passes.passes.recurrent.lower.leaves import side_by_side
 from graph_passes.passes.recurrent.lower.number_convolutions import CONVOLUTIONS
@@ -82,10 +82,9 @@ class LoopReader:
         self.rewired: list[tuple[TensorId, TensorId]] = []
 
     def _column_reader(self) -> CellReader:
-        loop = self.loop
-        cuts = Cuts(loop, self.variables, self.hoister, self.prologue.batch == 1)
+        cuts = Cuts(self.loop, self.variables, self.hoister, self.prologue.batch == 1)
         self.units = cuts.units()
-        return CellReader(loop, self.variables, self.units, self.dtype, self.hoister, self.prologue, cuts)
+        return CellReader(self.loop, self.variables, self.units, self.dtype, self.hoister, self.prologue, cuts)
 
     def _has_batch(self, tensor: TensorId) -> bool:
         return tensor.node in self.graph.nodes and dimension_key(self.graph, tensor, 0) in self.batch
@@ -93,8 +92,7 @@ class LoopReader:
     def read(self) -> Joinable:
         self._refuse_side_effects()
         nodes, launch = self._run()
-        before = len(self.prologue.nodes)
-        number = 0
+        before, number = len(self.prologue.nodes), 0
         for place in self.variables.states:
             final, layout = self.loop.finals[place], self._layout(place)
             if final is not None:
@@ -132,6 +130,8 @@ class LoopReader:
         summed = {name for each in self.variables.stepped for name in each.assigns}
         harmless = READS | DRAWS | ARRAYS | {"Placeholder"}
         for node in self.loop.body.graph:
+            if node.op in LOOPS and (node.stateful or self.hoister.level(TensorId(node.name)) != FIXED):
+                raise Unreadable(Reason.INNER_LOOP.of(node, most=MOST_INNER_STEPS))
             if node.stateful and node.op not in harmless and node.name not in summed:
                 reason = Reason.STEP_ASSIGNS if node.op.startswith("Assign") else Reason.SIDE_EFFECTS
                 raise Unreadable(reason.of(node))

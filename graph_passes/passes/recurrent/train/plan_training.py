@@ -22,6 +22,7 @@ from graph_passes.passes.recurrent.find.loops import Unreadable
 from graph_passes.passes.recurrent.find.step_gradients import RolledGradient
 from graph_passes.passes.recurrent.lower.bidirectional import paired
 from graph_passes.passes.recurrent.match import Direction, Match, RecurrentNode, RecurrentPlan, Unmatched
+from graph_passes.passes.recurrent.train.inner_steps import with_inner_steps
 from graph_passes.passes.recurrent.train.loop_pairs import Pair, gradient_loops, read_pair
 from graph_passes.passes.recurrent.train.trained import Trained, cudnn_pairs, trained_cudnn, trained_loop, trained_steps
 from graph_passes.refusals import Reason, Refusal
@@ -106,8 +107,8 @@ def plan_training(
                 recurrences[forward] = trained_steps(graph, steps[forward], names, keep)
             elif (forward, "body") in graph.functions:
                 recurrence = trained_loop(graph, forward, backwards, names, keep)
-                for reason in (check(graph, read_pair(graph, forward, backward)) for backward in backwards):
-                    if reason is not None:
+                for pair in (read_pair(graph, forward, backward) for backward in backwards):
+                    if (reason := check(with_inner_steps(graph, pair), pair)) is not None:
                         raise Unreadable(reason)
                 recurrences[forward] = recurrence
             else:

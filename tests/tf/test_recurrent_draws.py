@@ -64,7 +64,7 @@ def test_one_draw_is_one_number_everywhere(kind: str, early: bool, training: boo
     steps = ENDS if early else TIME
     seen = []
     for _ in range(2):
-        states, noise, both, twice, total = map(np.asarray, optimized(tf.constant(start))[:5])
+        states, noise, both, twice, total, *gradient = map(np.asarray, optimized(tf.constant(start)))
         before = np.concatenate([start[None], states[: steps - 1]])
         drawn = states[:steps] - np.tanh(before @ R.numpy())
         close = {"rtol": TOLERANCE, "atol": TOLERANCE}
@@ -77,11 +77,50 @@ def test_one_draw_is_one_number_everywhere(kind: str, early: bool, training: boo
         assert not np.any(noise[steps:])
         assert len(np.unique(drawn)) > 0.99 * drawn.size
         seen.append(drawn)
+        if training:
+            np.testing.assert_allclose(gradient[0], _gradient(start, drawn), rtol=1e-4, atol=1e-4)
     assert np.abs(seen[0] - seen[1]).max() > 0.1
     report = tfmem.report(optimized)
-    assert bool(report.replaced) != (training and early), report.not_replaced
-    if training and early:
-        assert "is random" in report.not_replaced[0]
+    assert report.replaced, report.not_replaced
+
+
+def _gradient(start: Any, drawn: Any) -> Any:
+    """That of the loss, step by step, for what was drawn."""
+    h = first = tf.constant(start)
+    loss = tf.zeros([])
+    with tf.GradientTape() as tape:
+        tape.watch(first)
+        for noise in drawn:
+            h = tf.tanh(h @ R) + noise
+            loss += tf.reduce_sum(h**2) + tf.reduce_sum(tf.nn.softmax(tf.concat([h, noise], 1)))
+    return tape.gradient(loss, first)
+
+
+def test_an_end_that_is_drawn() -> None:
+    """In training the steps run twice, to be counted and to be differentiated: both end at the same state."""
+
+    @tf.function(autograph=False)
+    def run(h: Any) -> Any:
+        def body(i: Any, h: Any, _: Any, total: Any) -> Any:
+            noise = tf.random.uniform([BATCH, UNITS])
+            return i + 1, h + noise * tf.sigmoid(h), h, total + noise
+
+        with tf.GradientTape() as tape:
+            tape.watch(h)
+            start = (0, h, tf.zeros_like(h), tf.zeros_like(h))
+            found = tf.while_loop(lambda i, h, *_: (i < 40) & tf.reduce_all(h < 2.0), body, start)
+            loss = tf.reduce_sum(found[1] ** 2)
+        return *found, tape.gradient(loss, h)
+
+    optimized = tfmem.optimize(run, passes=("recurrent",))
+    for _ in range(20):
+        count, end, before, total, gradient = map(np.asarray, optimized(tf.zeros([BATCH, UNITS])))
+        assert 3 < count < 40
+        assert before.max() < 2.0 <= end.max()
+        assert np.all(total < end / 0.5)
+        assert np.all(gradient > 2 * end)
+    (line,) = tfmem.report(optimized).replaced
+    assert "and its gradient" in line
 
 
 def test_results_written_from_the_end() -> None:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from custom_ops.recurrent.cell import Cell
 from graph_passes.graph.ir import AttrValue, DataType, TensorId
-from graph_passes.graph.ops import DRAWS
 from graph_passes.graph.rewrite import NewNode
 from graph_passes.graph.writer import SHAPE_DTYPE, Dim
 from graph_passes.passes.recurrent.find.counting import of_key
@@ -62,20 +61,17 @@ class EndReader(LoopReader):
         """How many steps the loop runs, which are then run once more.
 
         Raises:
-            Unreadable: a cell cannot say when the loop ends, or the steps draw, and would draw once more.
+            Unreadable: a cell cannot say when the loop ends.
         """
         self._refuse_side_effects()
         body, places = self.loop.body, self._places()
-        drawing = next((node for node in body.graph if node.op in DRAWS), None)
-        if drawing is not None:
-            raise Unreadable(Reason.SIDE_EFFECTS.of(drawing))
         self._refuse_unreached()
         self.reader.read([body.results[place] for place in self.variables.states])
         after, initial = self._carried()
         before, counts_alone = list(map(self._before, places)), not self.reader.leaves.sequences
         whole = self._launched(after, initial, before, ())
         nodes, _, steps = self._until(whole, dict(enumerate(places)), counts_alone)
-        return Counted(tuple(nodes), steps)
+        return Counted(tuple(nodes), steps, dict(self.prologue.drawn))
 
     def _run(self) -> tuple[list[NewNode | RecurrentNode], Results]:
         """Launches until the loop has ended, and what they give of its steps."""

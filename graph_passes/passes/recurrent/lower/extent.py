@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graph_passes.graph.ir import DataType, Graph, TensorId
@@ -12,7 +13,7 @@ from graph_passes.passes.recurrent.find.counting import FORWARDS, Linear, Number
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable, Variables
 from graph_passes.passes.recurrent.find.step_items import item_of, list_source, read_item
 from graph_passes.passes.recurrent.lower.hoist import FIXED, Hoister
-from graph_passes.passes.recurrent.lower.prologue import Prologue
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, Prologue
 from graph_passes.passes.recurrent.lower.time_reversal import is_reversed
 from graph_passes.passes.recurrent.match import RecurrentNode
 from graph_passes.refusals import Reason
@@ -25,10 +26,12 @@ class Counted:
     Attributes:
         nodes: what computes that.
         steps: the number, a scalar of SHAPE_DTYPE.
+        drawn: see `Prologue`, for all steps up to the bound.
     """
 
     nodes: tuple[NewNode | RecurrentNode, ...]
     steps: TensorId
+    drawn: Mapping[TensorId, Hoisted]
 
 
 def count_steps(
@@ -36,6 +39,7 @@ def count_steps(
 ) -> None:
     """Tell the prologue how many steps there are: so many as were counted, or the least of the bounds."""
     if counted is not None:
+        prologue.drawn = dict(counted.drawn)  # the steps that were counted have drawn these numbers
         prologue.end_after(counted.steps)
         return
     condition = variables.numbers(graph, loop, loop.condition)

@@ -26,6 +26,7 @@ from functools import cached_property
 
 from custom_ops.dynamic.differentiate import differentiate
 from custom_ops.dynamic.node_code import Instruction, Kind, Parameter
+from custom_ops.dynamic.row_reads import RowReads, row_reads
 from custom_ops.dynamic.sections import Sections, sections
 from custom_ops.errors import DynamicError
 from custom_ops.text_lines import joined, line
@@ -72,6 +73,11 @@ class Spec:
                 if instruction.op in {"lookup", "product", "row"}:
                     uses[instruction.numbers[0]].add(instruction.op)
         return tuple(found == {"lookup"} for found in uses)
+
+    @cached_property
+    def row_reads(self) -> tuple[RowReads, ...]:
+        """For each parameter, which arguments of nodes read rows of it."""
+        return tuple(row_reads(self.kinds, number) for number in range(len(self.parameters)))
 
     @cached_property
     def forward_only(self) -> Spec:

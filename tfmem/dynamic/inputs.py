@@ -73,75 +73,51 @@ def placed(
     return batch, parameters
 
 
-def _rows(tensor: Any, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """All rows of an input, and the first of each example; None where arguments count all rows."""
+def _rows(tensor: Any, variable: tf.Variable) -> tuple[tf.Tensor, Any]:
+    """All rows of an input, and the first of each example (a tensor or an array); None where arguments count all."""
     width, starts = variable.shape[1], None
     if isinstance(tensor, tf.RaggedTensor):
-        starts, tensor = tensor.row_starts(), tensor.values
+        starts = tensor.row_splits.numpy()[:-1] if tf.executing_eagerly() else tensor.row_starts()
+        tensor = tensor.values
     else:
         tensor = tf.convert_to_tensor(tensor, variable.dtype)
         if tensor.shape.rank == 3:
             starts = tf.range(tf.shape(tensor)[0]) * tf.shape(tensor)[1]
             tensor = tf.reshape(tensor, [-1, tensor.shape[2]])
-    if tensor.dtype != variable.dtype or tensor.shape.rank != 2 or tensor.shape[1] not in {None, width}:
+    shape = tensor.shape
+    if tensor.dtype != variable.dtype or shape.rank != 2 or shape[1] not in {None, width}:
         raise DynamicError(
-            f"input '{variable.name}' is {tensor.dtype.name} of shape {tensor.shape}; expected {variable.dtype.name} "
+            f"input '{variable.name}' is {tensor.dtype.name} of shape {shape}; expected {variable.dtype.name} "
             f"[rows, {width}], or [examples, rows, {width}]"
         )
-    return tensor, None if starts is None else tf.cast(starts, tf.int32)
+    return tensor, starts
 
 
-def _moved(spec: Spec, batch: Batch, number: int, starts: tf.Tensor) -> Batch:
+def _moved(spec: Spec, batch: Batch, number: int, starts: Any) -> Batch:
     """A batch whose arguments that read rows of a parameter count from the first row of all examples."""
-    uses = [_arguments(kind, number) for kind in spec.kinds]
-    for kind, flags in zip(spec.kinds, uses, strict=True):
-        others = {n for i in kind.code if i.op in {"lookup", "one_hot"} for n in _others(i, number)}
-        shared = [at for at, flag in enumerate(flags) if flag and at in others]
-        if shared:
-            raise DynamicError(
-                f"kind '{kind.name}' reads an input and something else by its argument {shared[0]}; give each an "
-                "argument, or give the rows of all examples together, [rows, width]"
-            )
-    if not any(map(any, uses)):
+    reads = spec.row_reads[number]
+    if reads.shared:
+        name, argument = reads.shared[0]
+        raise DynamicError(
+            f"kind '{name}' reads an input and something else by its argument {argument}; give each an argument, or "
+            "give the rows of all examples together, [rows, width]"
+        )
+    if not any(map(any, reads.flags)):
         return batch
     kinds, arguments = batch.kinds, batch.arguments
     if tf.executing_eagerly():  # NumPy is faster than several single ops
-        rows = np.repeat(starts.numpy(), np.diff(arguments.row_splits.numpy()))
-        reads = _flags(kinds.values.numpy(), uses)
-        if reads is None or reads.size != rows.size:
+        rows = np.repeat(np.asarray(starts, np.int32), np.diff(arguments.row_splits.numpy()))
+        read = reads.of_nodes(kinds.values.numpy())
+        if read is None or read.size != rows.size:
             return batch  # which the op refuses, with the example and the node
-        moved = arguments.values.numpy() + reads * rows
+        moved = arguments.values.numpy() + read * rows
         return batch._replace(arguments=arguments.with_values(tf.constant(moved, tf.int32)))
     table = tf.RaggedTensor.from_row_lengths(
-        tf.constant([int(flag) for flags in uses for flag in flags], tf.int32), [len(flags) for flags in uses]
+        tf.constant([int(flag) for flags in reads.flags for flag in flags], tf.int32), list(map(len, reads.flags))
     )
-    first = tf.gather(starts, arguments.value_rowids())
+    first = tf.gather(tf.cast(starts, tf.int32), arguments.value_rowids())
     flags = tf.gather(table, kinds.values).values
     return batch._replace(arguments=arguments.with_values(arguments.values + flags * first))
-
-
-def _flags(kinds: np.ndarray[Any, Any], uses: Sequence[Sequence[bool]]) -> np.ndarray[Any, Any] | None:
-    """For each argument of a batch's nodes whether it reads a row; None if a kind does not exist."""
-    if kinds.size and not 0 <= kinds.min() <= kinds.max() < len(uses):
-        return None
-    lengths = np.array([len(flags) for flags in uses])
-    counts = lengths[kinds]
-    starts = np.repeat((np.cumsum(lengths) - lengths)[kinds], counts)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.array([flag for flags in uses for flag in flags])[starts + within]
-
-
-def _arguments(kind: Any, number: int) -> list[bool]:
-    """For each argument of a kind whether it reads a row of a parameter."""
-    read = {i.numbers[1] for i in kind.code if i.op == "lookup" and i.numbers[0] == number}
-    return [at in read for at in range(len(kind.arguments))]
-
-
-def _others(instruction: Any, number: int) -> list[int]:
-    """The arguments by which an instruction reads something else than rows of a parameter."""
-    if instruction.op == "one_hot":
-        return [instruction.numbers[0]]
-    return [] if instruction.numbers[0] == number else [instruction.numbers[1]]
 
 
 def rows_of(shape: Sequence[int | None]) -> tuple[int, ...]:

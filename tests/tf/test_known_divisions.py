@@ -158,10 +158,11 @@ def test_a_division_that_a_clock_chose_is_kept(
 @pytest.mark.parametrize("more", [-1, 1])
 def test_arguments_count_as_in_use_or_not(trained: Any, new_net: Any, monkeypatch: Any, more: int) -> None:
     """TensorFlow shares the memory of a NumPy array, where that is aligned."""
-    given = sum(each.numpy().nbytes for each in images(64))
-    trained(new_net().step, images(64), 4 * MIB)
+    arguments = images(64)  # the same for both, or they might differ by chance as well
+    given = sum(each.numpy().nbytes for each in arguments)
+    trained(new_net().step, arguments, 4 * MIB)
     altered(monkeypatch, lambda known: replace(known, in_use=max(0, known.in_use + more * given)))
-    assert trained(new_net().step, images(64), 4 * MIB).known
+    assert trained(new_net().step, arguments, 4 * MIB).known
 
 
 def test_a_division_is_kept_for_its_budget_and_options(trained: Any, new_net: Any) -> None:

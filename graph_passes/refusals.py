@@ -149,10 +149,7 @@ class Reason(Enum):
     )
     INNER_LOOP = (
         "recurrent",
-        (
-            "'{node}' ({op}) is a loop inside of a step, which is not known to run at most {most} times; "
-            "fix the number, or write its steps one by one"
-        ),
+        "'{node}' ({op}) is a loop inside of a step, not known to run at most {most} times; write its steps one by one",
     )
     STEP_DRAWS = (
         "recurrent",

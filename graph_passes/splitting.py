@@ -16,7 +16,7 @@ from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import SplitChoice, SplitEstimate, SplitNeeds
-from graph_passes.passes.split.split_regions import Division, SplitPlan
+from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan
 from graph_passes.pipeline import SPLIT, PassOutcome, PassPhase, Step, StepSource, plan_step, run_passes
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
@@ -51,7 +51,7 @@ def split_step(
     budget: int,
     options: OffloadOptions,
     rate: float = 0.0,
-    known: Division | None = None,
+    known: BatchDivision | None = None,
 ) -> SplitStep | Refusal:
     """The fastest division of the step that meets the budget, or why there is none.
 

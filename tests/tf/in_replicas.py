@@ -23,8 +23,7 @@ from tfmem.steps import measuring, replicas
 
 ROWS, WIDTH = 1024, 128
 BATCH = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
-MIB = 1 << 20
-LIMIT = 100  # seconds of a case
+LIMIT, MIB = 100, 1 << 20  # seconds of a case, and bytes
 AMPLE = 4096 * MIB
 SCARCE = 8 * MIB  # for a `Deep` net
 
@@ -387,9 +386,8 @@ CASES = {
 
 def run_cases(cases: Sequence[Callable[[], None]]) -> None:
     """Run each case in this process, which has two devices. If one hangs, it prints all stacks and ends."""
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-    )
+    cpu, two = tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, two)
     for case in cases:
         print(getattr(case, "__name__", case), flush=True)
         faulthandler.dump_traceback_later(LIMIT, exit=True)

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfmem
 from graph_passes import splitting
 from graph_passes.passes.split.plan import MOST_TRIALS
-from graph_passes.passes.split.split_regions import Division
+from graph_passes.passes.split.split_regions import BatchDivision
 from graph_passes.report import Report
 from tests.tf.loop_nets import TwoLoops
 from tests.tf.memory_in_use import in_use
@@ -223,7 +223,7 @@ def test_a_division_that_does_not_serve_is_not_taken(trained: Any, new_net: Any,
 )
 def test_a_file_of_other_content_is_no_division(found: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
-        Division.read(found)
+        BatchDivision.read(found)
 
 
 def test_loops_in_pieces_are_known_too(trained: Any) -> None:

@@ -27,7 +27,7 @@ from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import StalePlanError
 from graph_passes.passes.offload.check import faults
 from graph_passes.passes.offload.plan import OffloadPlan
-from graph_passes.passes.split.split_regions import Division
+from graph_passes.passes.split.split_regions import BatchDivision
 from graph_passes.plan_file import PlannedMove
 from graph_passes.report import Report
 from tfmem.steps.given_plan import moves_of, plan_of, planned_moves
@@ -62,13 +62,13 @@ class KnownMoves:
     step_ns: int | None = None
     stall_ns: int | None = None
     least: float | None = None
-    division: Division | None = None
+    division: BatchDivision | None = None
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> KnownMoves:
         """What `asdict` wrote. Raises ValueError, TypeError or KeyError for other content."""
         moves, division = tuple(PlannedMove(**each) for each in found["moves"]), found.get("division")
-        known = cls(**{**found, "moves": moves, "division": None if division is None else Division.read(division)})
+        known = cls(**{**found, "moves": moves, "division": None if division is None else BatchDivision.read(division)})
         numbers = (known.in_use, known.step_ns or 0, known.stall_ns or 0)
         least = known.least or 0.0
         if not all(type(each) is int and each >= 0 for each in numbers):
@@ -131,9 +131,9 @@ def _divided(job: Job, kept: KnownMoves) -> Trace | None:
     return trace if trace.divided_from else None
 
 
-def _division(trace: Trace) -> Division | None:
+def _division(trace: Trace) -> BatchDivision | None:
     """How the trace divided the step; None if it did not. A fused step is one of a graph that was divided before."""
-    return Division.of(trace.split.plan) if trace.split is not None and trace.divided_from else None
+    return BatchDivision.of(trace.split.plan) if trace.split is not None and trace.divided_from else None
 
 
 def keep(job: Job, timeline: Timeline, plan: OffloadPlan, report: Report) -> None:

@@ -22,7 +22,7 @@ from graph_passes.names import spoken
 from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.passes.recurrent.match import RecurrentPlan
-from graph_passes.passes.split.split_regions import Division
+from graph_passes.passes.split.split_regions import BatchDivision
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import ORDERED, Report
 from graph_passes.splitting import SplitStep, split_step, with_split
@@ -187,7 +187,7 @@ class Trace:
         self._read = read_step(captured, self._engine, self._shapes, self.graphs_of, self._rehearsed)
 
     def divide(
-        self, budget: int, rate: float = 0.0, costs: CostModel | None = None, known: Division | None = None
+        self, budget: int, rate: float = 0.0, costs: CostModel | None = None, known: BatchDivision | None = None
     ) -> Refusal | None:
         """Let parts of the step run on pieces of the batch from now on, or say why not; of a trace that was read.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.passes.split.split_regions import Division, SplitPlan, plan_of
+from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan, plan_of
 from graph_passes.refusals import Reason, Refusal
 
 MOST_PIECES = 32
@@ -70,7 +70,7 @@ class SplitNeeds:
     budget: int
     trial: Callable[[SplitPlan], SplitEstimate]
     faster_than: float = field(default=float("inf"))
-    known: Division | None = None
+    known: BatchDivision | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]
     return _fastest(found, parts, needs), graph
 
 
-def _as_known(graph: Graph, needs: SplitNeeds, known: Division) -> SplitChoice:
+def _as_known(graph: Graph, needs: SplitNeeds, known: BatchDivision) -> SplitChoice:
     """The plan of a known division, if the ops that it names can run so."""
     found = separable(graph, needs.order, known.batch, {tensor.node for tensor in needs.fetched})
     parts = [(frozenset(members), frozenset(more)) for members, more in known.parts]

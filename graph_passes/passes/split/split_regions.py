@@ -60,7 +60,7 @@ class SplitPlan:
 
 
 @dataclass(frozen=True)
-class Division:
+class BatchDivision:
     """What names a split plan of a given graph: another process makes the same plan of it.
 
     Attributes:
@@ -74,12 +74,12 @@ class Division:
     parts: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
     @classmethod
-    def of(cls, plan: SplitPlan) -> Division:
+    def of(cls, plan: SplitPlan) -> BatchDivision:
         """The division that a plan is."""
         return cls(plan.batch, len(plan.pieces), tuple((each.members, each.again) for each in plan.regions))
 
     @classmethod
-    def read(cls, found: Any) -> Division:
+    def read(cls, found: Any) -> BatchDivision:
         """What `asdict` wrote, as JSON has it. Raises ValueError, TypeError or KeyError for other content."""
         batch, count = found["batch"], found["count"]
         parts = tuple((tuple(members), tuple(again)) for members, again in found["parts"])

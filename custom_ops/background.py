@@ -18,6 +18,7 @@ from contextlib import contextmanager
 
 TURN = 1e-4  # seconds after which a thread hands on the interpreter if another one waits for it
 PAUSE = 1.0  # seconds before the work begins: a program that ends meanwhile waits for none of it
+NEXT = 0.1  # the same before work that follows on other work: such a program has not ended at once
 POLL = 0.05
 
 
@@ -85,13 +86,14 @@ class Background:
         done: whether the work has ended; it never does if the program ended first.
     """
 
-    def __init__(self, work: Callable[[], None], name: str) -> None:
+    def __init__(self, work: Callable[[], None], name: str, pause: float = PAUSE) -> None:
         """
         Args:
             work: raises nothing, but for what `go_on` raises within it.
             name: of the thread.
+            pause: seconds before the work begins.
         """
-        self._work = work
+        self._work, self._pause = work, pause
         self._thread = _Thread(target=self._run, name=name)
         self._lock = threading.Lock()
         self._wanted = threading.Event()
@@ -112,7 +114,7 @@ class Background:
 
     def _run(self) -> None:
         try:
-            for _ in range(round(PAUSE / POLL)):
+            for _ in range(round(self._pause / POLL)):
                 go_on()
                 if self._wanted.wait(POLL):
                     break

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from custom_ops.background import TURN, Background
+from custom_ops import background
+from custom_ops.background import NEXT, PAUSE, POLL, TURN, Background
 
 
 def test_turns_are_short_while_any_thread_works() -> None:
@@ -30,3 +31,14 @@ def test_turns_are_short_while_any_thread_works() -> None:
     ends[1].set()
     threads[1].wait()
     assert sys.getswitchinterval() == before
+
+
+@pytest.mark.parametrize("pause", [PAUSE, NEXT])
+def test_work_that_follows_on_other_work_begins_soon(pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it pauses, it asks every `POLL` seconds whether the program has ended."""
+    asked, done = [], threading.Event()
+    monkeypatch.setattr(background, "go_on", lambda: asked.append(None))
+    Background(done.set, "work", pause).begin()
+    assert done.wait(60)
+    assert len(asked) == round(pause / POLL)
+    assert NEXT < PAUSE

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from custom_ops.background import go_on
+from custom_ops.background import NEXT, go_on
 from graph_passes.decision import Decision, FusionWhy
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
@@ -141,7 +141,7 @@ def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in
     """What follows once `plan` has found the regions of the step: a thread's work, or done now."""
     if in_thread:
         report = with_fusion(state.report, FusionWhy.UNDECIDED)
-        work: Work[Found] = Work(partial(plan, report), "tfmem fusion")
+        work: Work[Found] = Work(partial(plan, report), "tfmem fusion", NEXT)
         return Transition(Event.THREAD, Fusing(**shared(replace(state, report=report)), fuser=fuser, work=work))
     try:
         found = plan(state.report)
@@ -272,7 +272,7 @@ def _slice(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     if timing is None or copies is None:
         arguments = flat_arguments(fuser.trace.concrete, args, kwargs)
         if state.work is None and not patient and _is_large(fuser):
-            work: Work[Copies] = Work(partial(_warmed, fuser, variants, arguments), "tfmem first runs")
+            work: Work[Copies] = Work(partial(_warmed, fuser, variants, arguments), "tfmem first runs", NEXT)
             work.begin()
             return replace(state, work=work), None
         copies = state.work.take() if state.work is not None else _copies(fuser, arguments)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from custom_ops.background import go_on
+from custom_ops.background import NEXT, go_on
 from custom_ops.timing.remembered import Remembered
 from graph_passes.decision import Fusion, FusionWhy, Xla
 from graph_passes.report import Report
@@ -150,7 +150,7 @@ class Fuser:
         stays = move.state
         if variants.later is None or times.tuned or not isinstance(stays, Settled):
             return move
-        work: Work[Variants | None] = Work(partial(self.tune, variants, times, stays), "tfmem tuning")
+        work: Work[Variants | None] = Work(partial(self.tune, variants, times, stays), "tfmem tuning", NEXT)
         report = replace(stays.report, tuning=True)
         return Transition(
             Event.TUNES, Tuning(**vars(replace(stays, report=report)), fuser=self, work=work, stays=stays)

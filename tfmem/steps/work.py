@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from custom_ops.background import Background
+from custom_ops.background import PAUSE, Background
 
 T = TypeVar("T")
 
@@ -18,16 +18,17 @@ class Work(Generic[T]):
         error: what it failed with.
     """
 
-    def __init__(self, make: Callable[[], T], name: str) -> None:
+    def __init__(self, make: Callable[[], T], name: str, pause: float = PAUSE) -> None:
         """
         Args:
             make: does it.
             name: of the thread.
+            pause: seconds before it does.
         """
         self.result: T | None = None
         self.error: Exception | None = None
         self._make = make
-        self._thread = Background(self._run, name)
+        self._thread = Background(self._run, name, pause)
 
     @property
     def done(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from custom_ops.background import go_on
+from custom_ops.background import NEXT, go_on
 from graph_passes.decision import Decision, Fusion, Xla
 from graph_passes.report import Report
 from tfmem.capture.concrete_function import RestoredFunction, asks_for_xla, flat_arguments
@@ -77,7 +77,7 @@ def begun(state: Compiling, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         return state
     fuser = state.fuser
     arguments = flat_arguments(fuser.trace.concrete, args, kwargs)
-    work: Work[Variants] = Work(partial(_compiled, fuser, state.stays, arguments), "tfmem XLA")
+    work: Work[Variants] = Work(partial(_compiled, fuser, state.stays, arguments), "tfmem XLA", NEXT)
     work.begin()
     return replace(state, work=work)
 

@@ -15,7 +15,7 @@ from benchmarks.fusion.systems import System
 from benchmarks.fusion.worker import main, prepare, said, summary
 from benchmarks.fusion.workloads import make
 from benchmarks.offload.worker import device_name
-from graph_passes.decision import Fusion
+from graph_passes.decision import Fusion, Xla
 
 WARM_UP = 3  # calls of plain TensorFlow that do not count
 FEW, MOST = 8, 200  # calls of each system in a block, by how long they take
@@ -106,6 +106,7 @@ def reported(system: System) -> dict[str, Any]:
     return {
         "fusion": report.fusion,
         "stitched": report.fusion_state is Fusion.STITCHED,
+        "xla_runs": report.jit_compile is Xla.RUNS,
         "regions": len(report.regions),
         "inside": sum(len(step.ops) for region in report.regions for step in region.steps),
         "kernels": sum(region.count("kernel") for region in report.regions),

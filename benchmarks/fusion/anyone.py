@@ -138,7 +138,7 @@ def _row(name: str, case: Mapping[str, Any]) -> tuple[str, ...]:
         over(plain),
         over(xla),
         *(str(case[key]) for key in ("regions", "inside", "outside")),
-        "stitched" if case["stitched"] else "plain",
+        "XLA" if case.get("xla_runs") else "stitched" if case["stitched"] else "plain",
         case["commit"],
     )
 

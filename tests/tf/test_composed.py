@@ -41,6 +41,8 @@ NETS = {  # hundredths of what they are predicted to take
 
 
 def _run(make: Any, steps: int, budget: int, passes: Any, how: dict[str, Any]) -> Run:
+    """A run whose ops run one at a time: what runs beside what, and so the peak, would differ with the load."""
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     return trained(make, steps, memory_budget=budget, passes=passes, fusion=FULL, **how)
 
 

@@ -16,7 +16,7 @@ from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import SplitChoice, SplitEstimate, SplitNeeds
-from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan
+from graph_passes.passes.split.split_regions import SplitPlan
 from graph_passes.pipeline import SPLIT, PassOutcome, PassPhase, Step, StepSource, plan_step, run_passes
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
@@ -51,7 +51,6 @@ def split_step(
     budget: int,
     options: OffloadOptions,
     rate: float = 0.0,
-    known: BatchDivision | None = None,
 ) -> SplitStep | Refusal:
     """The fastest division of the step that meets the budget, or why there is none.
 
@@ -63,7 +62,6 @@ def split_step(
         options: of the memory plan.
         rate: share of the unlimited rate that the step keeps with nothing split: a split has to be clearly faster; 0 if
             the step does not run so.
-        known: the division to carry out, whatever it costs; None to choose one.
     """
     if options.split == "never":
         return Reason.SPLIT_NEVER()
@@ -90,7 +88,7 @@ def split_step(
     over = frozenset(item.node for item, nbytes in zip(timeline.steps, usage, strict=True) if nbytes > limit)
     seconds = float(timeline.begins[-1])
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
-    needs = SplitNeeds(step.order, step.fetches, timeline.turn, over, budget, trial, faster_than, known)
+    needs = SplitNeeds(step.order, step.fetches, timeline.turn, over, budget, trial, faster_than)
     done = run_passes(PassPhase.UNDER_BUDGET, (SPLIT.option,), StepSource(step), {SPLIT.name: lambda _: needs})
     outcome: PassOutcome[SplitChoice] = done[SPLIT.name]
     failed = next(iter(outcome.errors.values()), outcome.failed)

@@ -155,7 +155,6 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     if engine.settings.options.observe:
         engine.memory.separate(trace.concrete.variables)
     known = KnownProfiles(engine, trace, job.others)
-    trace.in_use = known.in_use if trace.in_use is None else trace.in_use
     found, seen = known.find(), None
     if found is not None:
         try:

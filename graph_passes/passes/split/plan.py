@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan, plan_of
+from graph_passes.passes.split.split_regions import SplitPlan, plan_of
 from graph_passes.refusals import Reason, Refusal
 
 MOST_PIECES = 32
@@ -60,7 +60,6 @@ class SplitNeeds:
         budget: bytes.
         trial: plans the memory of a step that is split.
         faster_than: seconds that a split step has to stay below.
-        known: the division to carry out, which an earlier process chose; None to choose one.
     """
 
     order: Sequence[str]
@@ -70,7 +69,6 @@ class SplitNeeds:
     budget: int
     trial: Callable[[SplitPlan], SplitEstimate]
     faster_than: float = field(default=float("inf"))
-    known: BatchDivision | None = None
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,8 @@ class SplitChoice:
 
 
 def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]:
-    """The fastest split that meets the budget, of those that were tried; or the known one, where it can be made."""
+    """The fastest split that meets the budget, of those that were tried."""
     graph = source.read()
-    if needs.known is not None:
-        return _as_known(graph, needs, needs.known), graph
     found = _by_batch(graph, needs)
     if found is None:
         return SplitChoice(refused=Reason.SPLIT_NO_BATCH(count=2)), graph
@@ -100,19 +96,6 @@ def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]
     if not parts:
         return SplitChoice(refused=Reason.SPLIT_NO_REGION()), graph
     return _fastest(found, parts, needs), graph
-
-
-def _as_known(graph: Graph, needs: SplitNeeds, known: BatchDivision) -> SplitChoice:
-    """The plan of a known division, if the ops that it names can run so."""
-    found = separable(graph, needs.order, known.batch, {tensor.node for tensor in needs.fetched})
-    parts = [(frozenset(members), frozenset(more)) for members, more in known.parts]
-    seen: set[str] = set()
-    for members, more in parts:
-        can_run = members | more <= found.rules.keys() and convex(found, members) == members
-        if not can_run or not seen.isdisjoint(members):
-            return SplitChoice(refused=Reason.SPLIT_NO_REGION())
-        seen |= members
-    return SplitChoice(plan_of(found, parts, known.count, needs.fetched))
 
 
 def _by_batch(graph: Graph, needs: SplitNeeds) -> Separable | None:

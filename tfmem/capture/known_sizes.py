@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -29,6 +28,7 @@ from graph_passes.errors import GraphError
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import Captured, free_name, op_name
 from tfmem.capture.divided_slices import Division, division
+from tfmem.capture.written_ops import Known, written_ops
 
 MOST_NUMBERS = 1 << 24  # of a table: all are read and written, but Keras's check for bad rows reads all of them, too
 LINE = 128  # numbers that are added up at once, all before each: what the rule of Cumsum takes
@@ -75,7 +75,6 @@ def _divisions(captured: Captured, graph_def: GraphDef) -> list[Division]:
 
 
 Readers = Mapping[str, Sequence[NodeDef]]
-Known = Mapping[str, tuple[tf.DType, Sequence[int | None]]]
 
 
 @dataclass(frozen=True)
@@ -194,6 +193,12 @@ def _adds_up(
     return variable_sizes(shapes, inputs[0]) == sizes
 
 
+def known_of(shapes: tf.Graph, name: str) -> Known:
+    """Dtype and shape of a tensor of the graph."""
+    found = tensor_of(shapes, name)
+    return found.dtype, found.shape
+
+
 def variable_sizes(shapes: tf.Graph, handle: str) -> tuple[int, ...] | None:
     """Sizes of the variable that a handle stands for; None if they are not known."""
     data = handle_data_util.get_handle_data(tensor_of(shapes, handle))
@@ -249,28 +254,17 @@ class _Writing:
         new.attr["dtype" if op else "T"].type = dtype.as_datatype_enum
         node.CopyFrom(new)
 
-    def _write(self, function: Callable[..., list[tf.Tensor]], *inputs: str, known: Known | None = None) -> list[str]:
-        """Write ops that TensorFlow makes of tensors of the graph; the names of the results."""
-        with tf.Graph().as_default() as scratch:
-            given: list[Any] = []
-            for name in inputs:
-                if known and name in known:
-                    given.append(tf.compat.v1.placeholder(*known[name]))
-                else:
-                    found = tensor_of(self._shapes, name)
-                    given.append(tf.compat.v1.placeholder(found.dtype, found.shape))
-            results = function(*given)
-        names = {each.op.name: name for each, name in zip(given, inputs, strict=True)}
-        for node in scratch.as_graph_def().node:
-            if node.op != "Placeholder":
-                new = NodeDef()
-                new.CopyFrom(node)
-                new.name = free_name(f"{self._use.divided.name}/{node.name}", self._taken)
-                new.device = self._use.divided.device
-                new.input[:] = [names.get(name, name) for name in node.input]
-                names[node.name] = new.name
-                self._made.append(new)
-        return [names[each.op.name] for each in results]
+    def _write(
+        self, function: Callable[..., list[tf.Tensor]], *inputs: str, known: Mapping[str, Known] | None = None
+    ) -> list[str]:
+        """Write what a function makes of tensors; the names of the results."""
+        divided, given = (
+            self._use.divided,
+            [(name, (known or {}).get(name) or known_of(self._shapes, name)) for name in inputs],
+        )
+        made, results = written_ops(function, given, divided.name, divided.device, self._taken)
+        self._made += made
+        return results
 
 
 def all_rows(ids: tf.Tensor, values: tf.Tensor, divisor: tf.Tensor, bad: tf.Tensor) -> list[tf.Tensor]:

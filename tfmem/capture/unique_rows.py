@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -28,8 +27,18 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from graph_passes.errors import GraphError
 from tfmem.capture.build import shaped_graph
-from tfmem.capture.captured import Captured, free_name, op_name
-from tfmem.capture.known_sizes import MOST_NUMBERS, SUM, UPDATES, inputs_of, readers_of, tensor_of, variable_sizes
+from tfmem.capture.captured import Captured, op_name
+from tfmem.capture.known_sizes import (
+    MOST_NUMBERS,
+    SUM,
+    UPDATES,
+    inputs_of,
+    known_of,
+    readers_of,
+    tensor_of,
+    variable_sizes,
+)
+from tfmem.capture.written_ops import Known, written_ops
 
 UNIQUE = "Unique"
 GATHERS = {"ResourceGather": "ReadVariableOp", "GatherV2": "Identity"}
@@ -232,29 +241,13 @@ class _Writing:
         use: _Use,
         function: Callable[..., list[tf.Tensor]],
         *inputs: str,
-        known: Mapping[str, tuple[tf.DType, Sequence[int | None]]] | None = None,
+        known: Mapping[str, Known] | None = None,
     ) -> list[str]:
-        """Write ops that TensorFlow makes of tensors of the graph; the names of the results."""
-        with tf.Graph().as_default() as scratch:
-            given: list[Any] = []
-            for name in inputs:
-                found = (known or {}).get(name)
-                if found is None:
-                    tensor = tensor_of(self._shapes, name)
-                    found = tensor.dtype, tensor.shape
-                given.append(tf.compat.v1.placeholder(*found))
-            results = function(*given)
-        names = {each.op.name: name for each, name in zip(given, inputs, strict=True)}
-        for node in scratch.as_graph_def().node:
-            if node.op != "Placeholder":
-                new = NodeDef()
-                new.CopyFrom(node)
-                new.name = free_name(f"{use.name}/{node.name}", self._taken)
-                new.device = use.device
-                new.input[:] = [names.get(name, name) for name in node.input]
-                names[node.name] = new.name
-                self.made.append(new)
-        return [names[each.op.name] for each in results]
+        """Write what a function makes of tensors; the names of the results."""
+        given = [(name, (known or {}).get(name) or known_of(self._shapes, name)) for name in inputs]
+        made, results = written_ops(function, given, use.name, use.device, self._taken)
+        self.made += made
+        return results
 
 
 def _where(named: tf.Tensor, x: tf.Tensor, other: float) -> list[tf.Tensor]:

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -32,16 +33,22 @@ void* Touched(size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return nullptr;
   madvise(data, bytes, MADV_HUGEPAGE);  // a wish
+  madvise(data, bytes, MADV_DONTFORK);  // copies go on while a child has its own pages
   const size_t cores = std::max(std::thread::hardware_concurrency(), 1u);
   const size_t threads = std::min({bytes / kLarge, cores, kMostThreads});
   const size_t part = (bytes / threads + kHugePage - 1) / kHugePage * kHugePage;
   std::vector<std::thread> workers;
   for (size_t begin = 0; begin < bytes; begin += part) {
-    workers.emplace_back([=] {
+    const auto touch = [=] {
       for (size_t at = begin; at < std::min(begin + part, bytes); at += kPage) {
         static_cast<volatile char*>(data)[at] = 0;
       }
-    });
+    };
+    try {
+      workers.emplace_back(touch);
+    } catch (const std::system_error&) {  // the system gives this process no more threads
+      touch();
+    }
   }
   for (std::thread& worker : workers) worker.join();
   return data;

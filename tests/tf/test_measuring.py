@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from custom_ops.load import load
+from custom_ops.load import Library, load
 from tests.tf.optimized_runs import in_a_process
 from tfmem.api import make_engine
 from tfmem.runtime import measuring_lock
@@ -156,3 +156,16 @@ def test_a_profile_beside_unknown_memory_is_neither_kept_nor_found(tmp_path):
     known.keep(None)
     assert not list(tmp_path.rglob("*"))
     assert known.find() is None
+
+
+def test_what_trials_locked_stays_until_the_chosen_plan_has_run(training, monkeypatch):
+    """Locking host memory takes long, so settling frees none of it; what the plan has not taken then goes."""
+    calls = []
+    trim, trim_unused = Library.trim, Library.trim_unused
+    monkeypatch.setattr(
+        Library, "trim", lambda self, keep_pinned=False: (calls.append(keep_pinned), trim(self, keep_pinned))
+    )
+    monkeypatch.setattr(Library, "trim_unused", lambda self: (calls.append("unused"), trim_unused(self)))
+    assert training.losses(training.within(training.budget), 12) == training.expected
+    assert calls[0] is True
+    assert set(calls[1:]) == {"unused"}

@@ -10,8 +10,7 @@ are. A template is a stitching in a layout; those that no kernel can be written 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import TypeAlias
@@ -210,12 +209,16 @@ def layouts(pattern: Pattern, processors: int) -> Iterator[RowLayout]:
 
 @dataclass(frozen=True)
 class Templates:
-    """Writes the templates of stitchings in a layout."""
+    """Writes the templates of stitchings in a layout. It keeps schedules of a component's roots, whatever the others
+    are: a stitching differs from another in few."""
 
     pattern: Pattern
     sizes: Sequence[int]
     groups: Sequence[Sequence[Root]]
     layout: RowLayout
+    _written: dict[tuple[int, Rows], dict[str, str]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def text(self, stitching: Stitching, tile: Tile | None = None) -> str:
         """The template of a stitching; `tile` is that of products, if there are any."""
@@ -228,11 +231,6 @@ class Templates:
             tiled = [root for root in self.pattern.roots if root.name in self.pattern.tiles]
             found |= {root.name: self._product(root, tile) for root in tiled}
         return "".join(found[root.name] for root in self.pattern.roots)
-
-    @cached_property
-    def _written(self) -> dict[tuple[int, Rows], dict[str, str]]:
-        """Schedules of a component's roots, whatever the others are: a stitching differs from another in few."""
-        return {}
 
     def _component(self, group: Sequence[Root], rows: Rows) -> dict[str, str]:
         """The schedules of roots that share these rows. They read no reduction of another component."""

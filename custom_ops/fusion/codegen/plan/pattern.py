@@ -4,7 +4,7 @@ kernels are made of, its sub-roots."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
@@ -76,6 +76,8 @@ class Pattern:
         shapes: of its tensors; None: known when the kernel runs.
         groups: for each tensor how many dimensions, as they are given, each dimension here stands for.
         original: the program that was given.
+        found: what other modules found of this pattern and look for again: thousands of kernels of one pattern share
+            most of their parts. Several threads may write; each finds the same.
 
     Raises:
         KernelError: the shapes do not fit the program.
@@ -85,6 +87,12 @@ class Pattern:
     shapes: tuple[Shape, ...]
     groups: Groups
     original: Program
+    found: dict[Hashable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _fitted: dict[tuple[Shape, ...], Fitted] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _needed: dict[tuple[int, frozenset[int]], list[int]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    _read: dict[str, list[int]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         found, expected = [len(shape) for shape in self.shapes], [tensor.rank for tensor in self.program.tensors]
@@ -288,17 +296,6 @@ class Pattern:
             self._fitted[key] = Fitted(merged, sizes, max([*map(prod, shapes), *counts]))
         return self._fitted[key]
 
-    @cached_property
-    def _fitted(self) -> dict[tuple[tuple[int, ...], ...], Fitted]:
-        """What `fitted` found."""
-        return {}
-
-    @cached_property
-    def found(self) -> dict[Hashable, Any]:
-        """What other modules found of this pattern and look for again: thousands of kernels of one pattern share most
-        of their parts."""
-        return {}
-
     def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
         """What `find` finds, once for equal keys; a key begins with the name of what is found."""
         if key not in self.found:
@@ -306,18 +303,8 @@ class Pattern:
         found: Found = self.found[key]
         return found
 
-    @cached_property
-    def _needed(self) -> dict[tuple[int, frozenset[int]], list[int]]:
-        """What `needs` found."""
-        return {}
-
     def reads(self, root: Root) -> list[int]:
         """The reductions whose results a root takes."""
         if root.name not in self._read:
             self._read[root.name] = [place for place in self.needs(root) if self.reduces(place)]
         return self._read[root.name]
-
-    @cached_property
-    def _read(self) -> dict[str, list[int]]:
-        """What `reads` found."""
-        return {}

@@ -11,26 +11,24 @@ import os
 import pickle
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 from custom_ops.background import POLL, has_ended
 from custom_ops.errors import KernelError
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cores import usable_cores
+from custom_ops.jit.forked import Parent, said, serve
 
 _LOG = logging.getLogger(__name__)
 
 SECONDS = 600  # for one source; the slowest takes a few
 NICE = 10  # how far they stand back: steps may be running meanwhile
-ENDING = 5.0  # seconds that a process which answers no more may take to end
 ENDED = "the program has ended"
-WORDS = 2000  # characters of what a process said when it died
 
 
 class Compilers:
@@ -50,7 +48,14 @@ class Compilers:
         self._seconds = seconds
         self._room = threading.BoundedSemaphore(most or usable_cores())
         self._idle: list[_Process] = []
-        weakref.finalize(self, _end, self._idle)
+        self._parents: list[Parent] = []  # one, or none
+        self._lock = threading.Lock()
+        weakref.finalize(self, _end, self._idle, self._parents)
+
+    def begin(self) -> None:
+        """Start the process that the others are forks of: it imports what they need before there is work for them."""
+        with contextlib.suppress(OSError), self._lock:
+            self._parent()
 
     def __call__(self, source: str, arch: int, features: str = "", contract: bool = True) -> bytes:
         """See `nvrtc.compile_source`.
@@ -69,10 +74,10 @@ class Compilers:
         with self._room:
             if has_ended():
                 raise KernelError(ENDED)
-            process = self._begun()
+            process = self._begun(getattr(function, "__module__", ""))
             if process is None:
                 return function(*arguments)
-            answer = process.ask(((function, arguments), self._seconds))
+            answer = process.ask((function, arguments, self._seconds))
             if answer is None:
                 raise KernelError(process.death(self._seconds))
             self._idle.append(process)
@@ -81,34 +86,44 @@ class Compilers:
             raise KernelError(found)
         return found
 
-    def _begun(self) -> _Process | None:
+    def _begun(self, module: str) -> _Process | None:
         """A process that waits for a task; None if none can be started."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         try:
-            process = _Process()
+            with self._lock:
+                parent = self._parent()
+            return _Process(parent, module)
         except OSError as error:
-            words = str(error)
-        else:
-            if process.ask(None) is not None:
-                return process
-            words = process.death(self._seconds)
-        _LOG.warning("kernels are compiled one at a time, no other process could be started: %s", words)
-        return None
+            with self._lock:
+                self._parents.clear()  # the next task tries another one
+            _LOG.warning("kernels are compiled one at a time, no other process could be started: %s", error)
+            return None
+
+    def _parent(self) -> Parent:
+        if not self._parents:
+            program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(int(sys.argv[1]))"
+            self._parents.append(Parent(program))
+        return self._parents[0]
 
 
 class _Process:
-    """One other process; see `main`."""
+    """One other process; see `work`."""
 
-    def __init__(self) -> None:
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    def __init__(self, parent: Parent, module: str) -> None:
+        """A fork of `parent`, in which `module` is imported.
+
+        Raises:
+            OSError: the parent has died.
+        """
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process lives
-        self._process = subprocess.Popen(
-            [sys.executable or "python3", "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-        )
+        tasks, self._tasks = _pipe()
+        self._answers, answers = _pipe()
+        with tasks, answers:
+            found = parent.fork(module, [tasks.fileno(), answers.fileno(), self._errors.fileno()])
+        if found is None:
+            raise OSError(parent.words())
+        self._parent, self._number = parent, found
 
     def ask(self, task: Any) -> Any:
         """What it answers; None if it ended.
@@ -116,66 +131,74 @@ class _Process:
         Raises:
             KernelError: the program has ended; so has this process, then.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            pickle.dump(task, self._process.stdin)
-            self._process.stdin.flush()
-            while not select.select([self._process.stdout], [], [], POLL)[0]:
+            pickle.dump(task, self._tasks)
+            self._tasks.flush()
+            while not select.select([self._answers], [], [], POLL)[0]:
                 if has_ended():
-                    self._process.kill()
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(self._number, signal.SIGKILL)
                     self.end()
                     raise KernelError(ENDED)
-            return pickle.load(self._process.stdout)
+            return pickle.load(self._answers)
         except (OSError, EOFError, pickle.UnpicklingError):
             return None
 
     def death(self, seconds: int) -> str:
         """How it ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(ENDING)
-        self._process.kill()  # it may have closed its output and go on; one that ended is left alone
-        status = self._process.wait()
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip()[-WORDS:] or "it said nothing"
+        status = self._parent.status(self._number)
+        words = said(self._errors)
         self.end()
+        if status is None:
+            return f"the process that started it ended: {self._parent.words()}"
         if status == -signal.SIGALRM:
             return f"compiling it took more than {seconds} seconds"
         how = f"signal {-status}" if status < 0 else f"status {status}"
-        return f"the process that compiled it ended with {how}: {said}"
+        return f"the process that compiled it ended with {how}: {words}"
 
     def end(self) -> None:
-        """Let it end, and wait until it has."""
-        with contextlib.suppress(OSError):
-            self._process.communicate()
-        self._errors.close()
+        """Let it end."""
+        for file in (self._tasks, self._answers, self._errors):
+            with contextlib.suppress(OSError):
+                file.close()
 
 
-def _end(processes: list[_Process]) -> None:
+def _pipe() -> tuple[Any, Any]:
+    """Both ends, as files of bytes."""
+    read, write = os.pipe()
+    return os.fdopen(read, "rb"), os.fdopen(write, "wb")
+
+
+def _end(processes: list[_Process], parents: list[Parent]) -> None:
     for process in processes:
         process.end()
+    for parent in parents:
+        parent.end()
 
 
-def main() -> None:
-    """What the other process does: tasks are on its standard input, its answers go to its standard output. A task that
-    is None asks whether it has begun."""
+def main(number: int) -> None:
+    """What the process does that the others are forks of; `number` is that of its socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the process that waits for it
     os.nice(NICE)
-    answers: BinaryIO = os.fdopen(os.dup(1), "wb")
+    with contextlib.suppress(KernelError):
+        nvrtc.compiler_version()  # the library is loaded once
+    serve(number, work)
+
+
+def work(tasks: int, answers: int) -> None:
+    """What the others do: tasks come from one file, and answers go into the other."""
     os.dup2(2, 1)  # whatever libraries print is no answer
-    while True:
-        try:
-            asked = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        pickle.dump(_answer(asked), answers)
-        answers.flush()
+    with os.fdopen(tasks, "rb") as asked, os.fdopen(answers, "wb") as told:
+        while True:
+            try:
+                task = pickle.load(asked)
+            except EOFError:
+                return
+            pickle.dump(_answer(*task), told)
+            told.flush()
 
 
-def _answer(asked: Any) -> tuple[bool, Any]:
-    if asked is None:
-        return True, b""
-    (function, arguments), seconds = asked
+def _answer(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: int) -> tuple[bool, Any]:
     signal.alarm(seconds)  # ends the process even while it is inside the compiler
     try:
         return True, function(*arguments)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import colorsys
+import gc
+import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable
@@ -142,3 +146,48 @@ def test_where_no_process_starts_this_one_compiles_and_says_so(
     monkeypatch.setattr(nvrtc, "compile_source", lambda source, *_: source.encode())
     assert Compilers()("here", 90) == b"here"
     assert "no other process could be started" in caplog.text
+
+
+def alive(process: int) -> bool:
+    """Whether it runs; a process that ended and waits for its parent does not."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_a_task_needs_is_imported_before_its_process_is_forked(compiler: Install) -> None:
+    compiler("return f'{source in sys.modules} {os.getppid()}'.encode()")
+    compile_source = Compilers(2)
+    compile_source.begin()
+    (parent,) = compile_source._parents
+    name = colorsys.__name__  # which nothing else there imports
+    assert compile_source(name, 90).decode() == f"False {parent._process.pid}"
+    compile_source._idle.pop().end()  # so that the next task has a new fork
+    assert compile_source.run(colorsys.rgb_to_hsv, 1.0, 0.0, 0.0)[0] == 0.0
+    compile_source._idle.pop().end()
+    assert compile_source(name, 90).decode() == f"True {parent._process.pid}"
+
+
+def test_no_process_stays(compiler: Install) -> None:
+    compiler("return f'{os.getpid()} {os.getppid()}'.encode()")
+    compile_source = Compilers(2)
+    processes = [int(word) for word in compile_source("a", 90).split()]
+    assert all(map(alive, processes))
+    del compile_source
+    gc.collect()
+    assert not any(map(alive, processes))
+
+
+def test_where_the_process_that_is_forked_dies_the_next_task_has_another(
+    compiler: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler("return f'{os.getpid()} {os.getppid()}'.encode()")
+    compile_source = Compilers(1)
+    first, parent = map(int, compile_source("a", 90).split())
+    os.kill(parent, signal.SIGKILL)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(KernelError, match="ended"):
+        compile_source("b", 90)
+    assert compile_source.run(os.path.basename, "/c") == "c"  # in this process, which says so
+    assert "no other process could be started" in caplog.text
+    again, another = map(int, compile_source("d", 90).split())
+    assert {again, another}.isdisjoint({first, parent, os.getpid()})

@@ -59,12 +59,14 @@ class Fuser:
 
     def plan(self, report: Report) -> Found:
         """The regions of the step; `report` is of the step without."""
+        kernels = self.kernels()
+        if kernels is not None:
+            kernels.compilers.begin()  # while Grappler and the planner have no work for them yet
         plain = self.trace.optimized()
         go_on()
         given = plain if self.engine.settings.loops_alone else self.trace.to_stitch()
         if self.mirrored:
             given = with_places(given, self.trace.concrete)
-        kernels = self.kernels()
         captured, found = stitched(given, self.engine, mirrored=self.mirrored, kernels=kernels)
         report = with_regions(report, found, report.fusion)
         if self.mirrored and (why := against_edited(captured, found, self.engine.settings.feed_shapes)):

@@ -55,8 +55,42 @@ def test_both_get_on_where_neither_pauses():
     for thread in threads:
         thread.join(60)
     assert stop.is_set()
-    begun = order[order.index("measurement") + 1 :]
-    assert begun.count("call") >= 9 * 10  # ten more measurements have a tenth of the time
+    assert order.count("call") >= 9 * 10  # eleven measurements, the last of which begins when ten have had their tenth
+
+
+def test_time_that_measurements_left_unused_is_made_up_for_but_not_all_of_it(monkeypatch: pytest.MonkeyPatch):
+    """Planning takes long, and then first runs of its variants take turns with the steps."""
+    now, waited = [0.0], [0.0]
+    turns = Alternation(lambda: now[0])
+
+    def another_step(seconds: float) -> None:
+        now[0] += seconds
+        waited[0] += seconds
+        with turns.call():
+            pass
+
+    monkeypatch.setattr(alternation.time, "sleep", another_step)
+    another_step(1000.0)  # a tenth of these would be a hundred seconds of measurements
+    waited[0], measured = 0.0, 0
+    while not waited[0]:
+        with turns.measurement():
+            now[0] += 1.0
+        with turns.call():
+            pass
+        measured += 1
+    assert measured == 2 + alternation.SAVED * alternation.SHARE  # the last one waited
+
+
+def test_what_the_device_had_to_do_before_is_not_counted():
+    now = [0.0]
+    turns = Alternation(lambda: now[0])
+
+    def finish() -> None:
+        now[0] += 5.0
+
+    with turns.measurement(finish):
+        now[0] += 1.0
+    assert turns._next == 1.0 / alternation.SHARE
 
 
 def test_measurements_have_all_of_the_time_while_no_step_runs():

@@ -67,8 +67,7 @@ class PatternTimer:
                 identity = f"{device.name} {device.arch} {device.driver_version()}"
                 known = product_times(cache)
                 key = known.key(identity, repr(forms[0] if len(forms) == 1 else forms), str(ALGORITHMS))
-                with device.turn():
-                    return known.get(key, lambda: _timed(device, forms))
+                return known.get(key, lambda: _timed(device, forms))
         except KernelError:
             return None
 
@@ -160,31 +159,41 @@ class _Times:
 
 
 def _timed(device: DeviceContext, forms: Sequence[MatrixProduct]) -> float:
-    """Seconds of the fastest algorithms."""
+    """Seconds of the fastest algorithms. Steps wait only while these run, not while they are prepared."""
     with ExitStack() as opened:
-        calls, seconds = [], 0.0
-        for form in forms:
-            size = SIZES[form.dtype] * form.batch
-            places = []
-            for count in (form.rows * form.depth, form.depth * form.columns, form.rows * form.columns):
-                places.append(device.allocate(size * count))
-                opened.callback(device.free, places[-1])
-                device.fill(places[-1], size * count, 0)
-            library = opened.enter_context(CublasLt(device))  # each has a workspace
-            left, right, result = places
-            found = opened.enter_context(library.prepared(form, left, right, result, ALGORITHMS))
-            times = []
-            for call in found:
-                with suppress(KernelError):  # the library may refuse what it has found
-                    times.append((_one(device, call), call))
-            if not times:
-                raise KernelError(f"cuBLASLt runs none of its algorithms for {form}")
-            seconds, fastest = min(times, key=lambda each: each[0])
-            calls.append(fastest)
-        if len(forms) == 1:
-            return seconds
+        found = [opened.enter_context(_prepared(device, form)) for form in forms]
         enqueue = opened.enter_context(device.branches(len(forms)))
-        return device.time(lambda: enqueue(calls)) / 1e3
+        with device.turn():
+            best = [_fastest(device, calls, form) for calls, form in zip(found, forms, strict=True)]
+            if len(forms) == 1:
+                return best[0][0]
+            calls = [call for _, call in best]
+            return device.time(lambda: enqueue(calls)) / 1e3
+
+
+@contextmanager
+def _prepared(device: DeviceContext, form: MatrixProduct) -> Iterator[list[Enqueue]]:
+    """The library's algorithms for a product of zeros."""
+    size = SIZES[form.dtype] * form.batch
+    with ExitStack() as opened:
+        places = []
+        for count in (form.rows * form.depth, form.depth * form.columns, form.rows * form.columns):
+            places.append(device.allocate(size * count))
+            opened.callback(device.free, places[-1])
+            device.fill(places[-1], size * count, 0)
+        library = opened.enter_context(CublasLt(device))  # each has a workspace
+        left, right, result = places
+        yield opened.enter_context(library.prepared(form, left, right, result, ALGORITHMS))
+
+
+def _fastest(device: DeviceContext, calls: Sequence[Enqueue], form: MatrixProduct) -> tuple[float, Enqueue]:
+    times = []
+    for call in calls:
+        with suppress(KernelError):  # the library may refuse what it has found
+            times.append((_one(device, call), call))
+    if not times:
+        raise KernelError(f"cuBLASLt runs none of its algorithms for {form}")
+    return min(times, key=lambda each: each[0])
 
 
 def _one(device: DeviceContext, call: Enqueue) -> float:

@@ -11,6 +11,7 @@ from custom_ops.background import go_on
 
 PATIENCE = 1.0  # seconds that either waits: a step may wait for another one, which waits for a measurement
 SHARE = 0.1  # of the time, at most, is for measurements while steps follow each other
+SAVED = 20.0  # seconds without measurements, at most, that later ones make up for: planning takes about that long
 IDLE = 0.2  # seconds without a call after which measurements may take all of the time
 ASKS = 0.05  # seconds between two looks at whether that is so
 
@@ -21,7 +22,8 @@ class Alternation:
     """Calls of steps, of which several may run at once, and measurements, one after the other.
 
     A measurement begins when no call runs. Where both wait, they go in turn: training goes on while much is measured,
-    and measurements get on while steps follow each other without a pause. Measurements take `SHARE` of the time.
+    and measurements get on while steps follow each other without a pause. Measurements take `SHARE` of the time; what
+    they leave unused for `SAVED` seconds, they may take later.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,23 +37,28 @@ class Alternation:
         self._waiting = {CALL: 0, MEASUREMENT: 0}
         self._last = MEASUREMENT  # which began
         self._called = -IDLE  # when a call ended last
-        self._next = 0.0  # when the next measurement may begin
+        self._next = clock()  # when the next measurement may begin
 
     def call(self) -> AbstractContextManager[None]:
         """A call of a step runs in this block, at least until the step is enqueued."""
         return self._turn(CALL, self._may_call)
 
     @contextmanager
-    def measurement(self) -> Iterator[None]:
-        """A measurement runs in this block. The device may still run what earlier calls enqueued."""
+    def measurement(self, finish: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """A measurement runs in this block.
+
+        Args:
+            finish: waits until the device has run what earlier calls enqueued. That takes nothing from the steps, so it
+                is not counted.
+        """
         self._wait_for_share()
         with self._turn(MEASUREMENT, self._may_measure):
+            finish()
             began = self._clock()
             try:
                 yield
             finally:
-                ended = self._clock()
-                self._next = ended + (ended - began) * (1 / SHARE - 1)
+                self._next = max(self._next, began - SAVED) + (self._clock() - began) / SHARE
 
     def _wait_for_share(self) -> None:
         while (now := self._clock()) < self._next and self._is_busy(now):

@@ -64,7 +64,9 @@ class Engine:
         This waits for a number that TensorFlow computes and copies back. Synchronizing the CUDA context would end
         another thread's capture of a CUDA graph.
         """
-        with self.alternation.measurement():
-            with suppress(tf.errors.OpError), tf.init_scope(), tf.device(self.settings.target.name):
-                (tf.zeros([]) + 1.0).numpy()
+        with self.alternation.measurement(self._finish):
             yield
+
+    def _finish(self) -> None:
+        with suppress(tf.errors.OpError), tf.init_scope(), tf.device(self.settings.target.name):
+            (tf.zeros([]) + 1.0).numpy()

@@ -92,6 +92,22 @@ def is_complete(program: Any, result: Any) -> bool:
     return result.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
 
 
+def expression(terms: Iterable[tuple[Any, float]]) -> Any:
+    """The sum of PuLP's variables times factors, made at once: PuLP's own products and sums make an object a term.
+
+    Args:
+        terms: (variable, factor); a variable may come several times.
+    """
+    import pulp
+
+    total: dict[Any, float] = {}
+    for variable, factor in terms:
+        if factor:
+            total[variable] = total.get(variable, 0.0) + factor
+    made: Any = pulp.LpAffineExpression
+    return getattr(made, "from_dict", made)(total)  # PuLP 4 has a name for it
+
+
 def solved(
     program: LinearProgram, *, relaxed: bool = False, gap: float = 1e-4, nodes: int = 200, seconds: float | None = None
 ) -> Solution:
@@ -142,10 +158,9 @@ def _model(program: LinearProgram, relaxed: bool) -> tuple[Any, list[Any]]:
         )
         for number, (lower, upper, whole) in enumerate(limits)
     ]
-    costs = zip(variables, program.costs, strict=True)
-    model += pulp.lpSum(cost * variable for variable, cost in costs if cost)
+    model += expression(zip(variables, program.costs, strict=True))
     for terms, equal, bound in program.rows:
-        left = pulp.lpSum(factor * variables[number] for number, factor in terms)
+        left = expression((variables[number], factor) for number, factor in terms)
         model += (left == bound) if equal else (left <= bound)
     return model, variables
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from graph_passes import pipeline
 from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
-from graph_passes.analysis.linear_program import LinearProgram, UnsolvedError, solved
+from graph_passes.analysis.linear_program import LinearProgram, UnsolvedError, expression, solved
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import InfeasibleBudgetError
@@ -122,6 +122,17 @@ def test_without_a_solver_the_greedy_plan_stays_and_a_note_says_so(chain_graph, 
     assert plan.moves == greedy.moves
     assert plan.verdict.least is None
     assert "no solver is installed" in plan.verdict.note
+
+
+def test_an_expression_is_what_pulp_sums_and_makes_no_object_for_a_term(monkeypatch):
+    program = pulp.LpProblem("sums", pulp.LpMinimize)
+    x = [program.add_variable(f"x{number}") for number in range(3)]
+    terms = [(x[2], 1.5), (x[0], 0.0), (x[1], -2.0), (x[2], 0.25)]
+    expected = pulp.lpSum(factor * variable for variable, factor in terms)
+    monkeypatch.setattr(pulp.LpVariable, "__mul__", None)
+    monkeypatch.setattr(pulp.LpVariable, "__rmul__", None)
+    assert list(expression(terms).items()) == list(expected.items())
+    assert not list(expression([]).items())
 
 
 def test_a_solver_that_fails_or_is_killed_leaves_the_greedy_plan(chain_graph, monkeypatch):

@@ -19,7 +19,7 @@ from typing import Any
 from custom_ops.background import go_on
 from custom_ops.ordering import DisjointSets
 from graph_passes.analysis.dependences import Dependences
-from graph_passes.analysis.linear_program import is_complete, solver
+from graph_passes.analysis.linear_program import expression, is_complete, solver
 from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
 from graph_passes.passes.fuse.partition.score import Candidate
 
@@ -240,11 +240,11 @@ def _solved(
 
     program = pulp.LpProblem("patterns", pulp.LpMaximize)
     x = [program.add_variable(f"x{place}", cat=pulp.LpBinary) for place in range(len(problem.scores))]
-    program += pulp.lpSum(score * _NANO * x[place] for place, score in enumerate(problem.scores))
+    program += expression((x[place], score * _NANO) for place, score in enumerate(problem.scores))
     for places in problem.one:
-        program += pulp.lpSum(x[place] for place in places) <= 1
+        program += expression((x[place], 1.0) for place in places) <= 1
     for places in problem.cuts:
-        program += pulp.lpSum(x[place] for place in places) <= len(places) - 1
+        program += expression((x[place], 1.0) for place in places) <= len(places) - 1
     found = solver(gap, nodes, seconds)
     if found is None:
         return _Solution(greedy, "greedy", False), 1

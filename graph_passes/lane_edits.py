@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 
 from graph_passes.analysis.peers import waits_for_itself
@@ -11,8 +10,8 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import Probing
-from graph_passes.pipeline import Step, edit_step
+from graph_passes.passes.offload.plan import Needs, Probing
+from graph_passes.pipeline import Step, edit_on_devices
 
 _SHOWN = 6  # nodes of a cycle that an error names
 
@@ -37,10 +36,12 @@ def edit_lanes(
         GraphError: a plan is none for the step, the edited step would wait for itself, or its collectives are in no
             known order.
     """
-    graph = step.graph
-    for each, probes in zip_longest(plans, probing):
-        if each.plan.moves or probes:
-            graph = edit_step(replace(step, graph=graph), each.timeline, each.plan, options, probes, None, spill_key)
+    needs = [
+        Needs(each.timeline, options, each.plan, probes, spill_key)
+        for each, probes in zip_longest(plans, probing)
+        if each.plan.moves or probes
+    ]
+    graph = edit_on_devices(step, needs)
     cycle = waits_for_itself(graph)
     if cycle:
         more = " -> ..." if len(cycle) > _SHOWN else ""

@@ -244,7 +244,7 @@ def plan_step(
                 **how,
             ),
         )
-        found = OFFLOAD.plan(StepSource(step), Needs(timeline, options, wanted))[0].moves
+        found = OFFLOAD.plan(StepSource(step), [Needs(timeline, options, wanted)])[0][0].moves
     except InfeasibleBudgetError as error:
         if step.shared:
             raise _shared(step, timeline, budget) from error
@@ -286,10 +286,14 @@ def edit_step(
     Raises:
         GraphError: the plan is none for this step; nothing was edited.
     """
-    source, needs = StepSource(step, editor), Needs(timeline, options, plan, probing, spill_key)
-    outcome = run_passes(PassPhase.UNDER_BUDGET, (OFFLOAD.option,), source, {OFFLOAD.name: lambda _: needs})[
-        OFFLOAD.name
-    ]
+    return edit_on_devices(step, [Needs(timeline, options, plan, probing, spill_key)], editor)
+
+
+def edit_on_devices(step: Step, needs: Sequence[Needs], editor: Editor | None = None) -> Graph:
+    """See `edit_step`; the plans of all devices are carried out, and checked, together."""
+    source = StepSource(step, editor)
+    outcomes = run_passes(PassPhase.UNDER_BUDGET, (OFFLOAD.option,), source, {OFFLOAD.name: lambda _: needs})
+    outcome = outcomes[OFFLOAD.name]
     failed = next(iter(outcome.errors.values()), outcome.failed)
     if failed is not None:
         raise failed

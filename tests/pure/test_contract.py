@@ -197,7 +197,7 @@ def test_a_plan_edits_nothing_and_comes_out_equal_again(each: Pass[Any, Any]) ->
     if each.name == "offload":
         step = Step.read(given)
         timeline = step.timeline(Roofline(load("unit")))
-        needs = offload.Needs(timeline, OffloadOptions(), offload.PlanRequest(Link(1.0, 1.0), timeline.peak))
+        needs = [offload.Needs(timeline, OffloadOptions(), offload.PlanRequest(Link(1.0, 1.0), timeline.peak))]
     source = Source(frozen(given))
     plan, planned = each.plan(source, needs)
     assert plan == each.plan(source, needs)[0]

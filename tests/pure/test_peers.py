@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graph_passes.analysis import peers
 from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.lane_timeline import lane_of
@@ -18,14 +19,14 @@ from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.peers import awaited_elsewhere, every_device, lanes, meetings, waits_for_itself
 from graph_passes.errors import GraphError, InfeasibleBudgetError
-from graph_passes.graph import ops
+from graph_passes.graph import ops, verify
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
 from graph_passes.graph.order import is_acyclic
 from graph_passes.lane_edits import edit_lanes
 from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.plan import OffloadPlan, plan_offload
-from graph_passes.pipeline import Step
+from graph_passes.passes.offload.plan import OffloadPlan, Probing, plan_offload
+from graph_passes.pipeline import Step, edit_step
 from graph_passes.refusals import Reason
 from tests.spmd_graphs import Spmd, device, execute, steps, training_step
 
@@ -235,6 +236,51 @@ def test_a_lane_takes_no_time_for_ops_elsewhere() -> None:
     parts = timelines(step).values()
     assert sum(float(part.begins[-1]) for part in parts) == pytest.approx(float(whole.begins[-1]))
     assert sum(len(part.buffers) for part in parts) == len(whole.buffers)
+
+
+@pytest.mark.parametrize("probed", [False, True])
+def test_lanes_are_edited_together_as_one_after_the_other(probed: bool) -> None:
+    step = Step.read(training_step(NET))
+    plans, probes, one_by_one = [], [], step.graph
+    for place, (lane, timeline) in enumerate(timelines(step).items()):
+        plan = plan_offload(timeline, Link(1.0, 1.0), int(timeline.peak * 0.7), OPTIONS)
+        plans.append(LanePlan(lane, timeline, plan))
+        probes.append(Probing(place, lane, holds=False))
+        probing = probes[-1] if probed else None
+        one_by_one = edit_step(replace(step, graph=one_by_one), timeline, plan, OPTIONS, probing)
+    together = edit_lanes(step, plans, OPTIONS, probing=probes if probed else ())
+    assert len(together) > len(step.graph)
+    assert list(together) == list(one_by_one)
+
+
+def graphs_looked_at(net: Spmd, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the edit of all lanes copies a whole graph or puts one in order."""
+    count = 0
+
+    def counting(function):
+        def counted(*args):
+            nonlocal count
+            count += 1
+            return function(*args)
+
+        return counted
+
+    step = Step.read(training_step(net))
+    plans = [
+        LanePlan(lane, timeline, plan_offload(timeline, Link(1.0, 1.0), int(timeline.peak * 0.7), OPTIONS))
+        for lane, timeline in timelines(step).items()
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(Graph, "copy", counting(Graph.copy))
+        for module in (verify, peers):
+            patch.setattr(module, "topological", counting(module.topological))
+        edit_lanes(step, plans, OPTIONS)
+    return count
+
+
+def test_more_lanes_do_not_look_at_the_graph_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    two, four = (graphs_looked_at(replace(NET, lanes=lanes), monkeypatch) for lanes in (2, 4))
+    assert two == four
 
 
 def test_a_plan_that_orders_ops_of_two_lanes_is_refused() -> None:

@@ -123,7 +123,7 @@ def test_faults_of_a_move(change, words):
     assert any(words in fault for fault in faults(timeline, broken)), faults(timeline, broken)
     assert faults(timeline, replace(plan, moves=(move, move)))
     with pytest.raises(GraphError, match="cannot be put into the graph") as caught:
-        offload_rewrites(StepPlan(broken, timeline, OffloadOptions()), Graph([], {}))
+        offload_rewrites([StepPlan(broken, timeline, OffloadOptions())], Graph([], {}))
     assert faults(timeline, broken)[0] in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""The MemOps of a `StepPlan`, as a rewrite of the graph. Pure.
+"""The MemOps of a `StepPlan` for each device, as rewrites of the graph. Pure.
 
     a -> f ... b          becomes          a -> f, Offload(a) ... Release(a) ... Prefetch -> Await -> b
 
@@ -27,11 +27,16 @@ from graph_passes.refusals import Reason
 
 class _Writer:
     def __init__(
-        self, graph: Graph, timeline: Timeline, plan: OffloadPlan, options: OffloadOptions, spill_key: str
+        self,
+        graph: Graph,
+        names: Names,
+        timeline: Timeline,
+        plan: OffloadPlan,
+        options: OffloadOptions,
+        spill_key: str,
     ) -> None:
-        self.graph, self.timeline, self.plan = graph, timeline, plan
+        self.graph, self.names, self.timeline, self.plan = graph, names, timeline, plan
         self.options, self.spill_key = options, spill_key
-        self.names = Names(graph)
         self.nodes: list[NewNode] = []
         self.rewired: list[tuple[Use, TensorId]] = []
         self.order: list[tuple[str, str]] = []
@@ -218,18 +223,21 @@ class _Writer:
         return [name for place, name in biases.items() if place > self.position[node] and place not in self.in_order]
 
 
-def offload_rewrites(plan: StepPlan, graph: Graph) -> list[Rewrite]:
-    """The MemOps of `plan`.
+def offload_rewrites(plans: Sequence[StepPlan], graph: Graph) -> list[Rewrite]:
+    """The MemOps of `plans`: a rewrite for each device.
 
     Raises:
-        GraphError: the plan is none for its timeline.
+        GraphError: a plan is none for its timeline.
     """
-    found = faults(plan.timeline, plan.moves)
-    if found:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        raise GraphError(f"the plan cannot be put into the graph: {found[0]}{more}; please report this")
-    writer = _Writer(graph, plan.timeline, plan.moves, plan.options, plan.spill_key)
-    return [writer.rewrite(plan.probing)]
+    names, found = Names(graph), []
+    for plan in plans:
+        wrong = faults(plan.timeline, plan.moves)
+        if wrong:
+            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            raise GraphError(f"the plan cannot be put into the graph: {wrong[0]}{more}; please report this")
+        writer = _Writer(graph, names, plan.timeline, plan.moves, plan.options, plan.spill_key)
+        found.append(writer.rewrite(plan.probing))
+    return found
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:

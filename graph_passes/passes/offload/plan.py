@@ -163,7 +163,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """What planning takes.
+    """What planning takes for one device.
 
     Attributes:
         timeline: the step.
@@ -182,7 +182,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What is done to one step: all that `apply.offload_rewrites` needs to write it.
+    """What is done to a step on one device: all that `apply.offload_rewrites` needs to write it.
 
     Attributes:
         moves: what moves and when, in positions of the timeline.
@@ -196,18 +196,19 @@ class StepPlan:
     spill_key: str = ""
 
 
-def plan_step_memory(source: Readable, needs: Needs) -> tuple[StepPlan, Graph]:
-    """What is done to a step, and its graph, which the timeline was built from.
+def plan_step_memory(source: Readable, needs: Sequence[Needs]) -> tuple[tuple[StepPlan, ...], Graph]:
+    """What is done to a step on each of its devices, and its graph, which the timelines were built from.
 
     Raises:
-        InfeasibleBudgetError: no choice of tensors meets the budget.
+        InfeasibleBudgetError: no choice of tensors meets a budget.
     """
-    wanted, timeline = needs.moves, needs.timeline
-    if isinstance(wanted, PlanRequest):
-        moves = plan_offload(timeline, wanted.link, wanted.budget, needs.options, wanted.how)
-    else:
-        moves = wanted
-    return StepPlan(moves, timeline, needs.options, needs.probing, needs.spill_key), source.read()
+    found = []
+    for each in needs:
+        wanted = each.moves
+        if isinstance(wanted, PlanRequest):
+            wanted = plan_offload(each.timeline, wanted.link, wanted.budget, each.options, wanted.how)
+        found.append(StepPlan(wanted, each.timeline, each.options, each.probing, each.spill_key))
+    return tuple(found), source.read()
 
 
 def plan_offload(timeline: Timeline, link: Link, budget: int, options: OffloadOptions, how: How = How()) -> OffloadPlan:

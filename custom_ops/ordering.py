@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -25,19 +24,27 @@ def topological_order(
     Returns:
         All nodes, or fewer: those on a cycle, and those behind one, are left out.
     """
-    latest = itertools.count(0, -1)
-    rank_of = rank or (lambda _: next(latest))
     left = dict(waiting)
-    ready = [(rank_of(item), item) for item, count in left.items() if not count]
-    heapq.heapify(ready)
+    ready = [item for item, count in left.items() if not count]
     order: list[Item] = []
-    while ready:
-        _, item = heapq.heappop(ready)
+    if rank is None:
+        while ready:
+            item = ready.pop()
+            order.append(item)
+            for other in after(item):
+                left[other] -= 1
+                if not left[other]:
+                    ready.append(other)
+        return order
+    ranked = [(rank(item), item) for item in ready]
+    heapq.heapify(ranked)
+    while ranked:
+        _, item = heapq.heappop(ranked)
         order.append(item)
         for other in after(item):
             left[other] -= 1
             if not left[other]:
-                heapq.heappush(ready, (rank_of(other), other))
+                heapq.heappush(ranked, (rank(other), other))
     return order
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from custom_ops.ordering import topological_order
 from graph_passes.errors import GraphError
@@ -294,27 +295,22 @@ def waits_for_itself(graph: Graph) -> tuple[str, ...]:
             for reader in graph.successors(graph[member]):
                 yield united.get(reader, reader)
 
-    waiting: dict[str, int] = {}
-    nodes = [node.name for node in graph if united.get(node.name, node.name) == node.name]
-    for name in nodes:
-        for reader in set(successors(name)):
-            waiting[reader] = waiting.get(reader, 0) + 1
-    ready = [name for name in nodes if name not in waiting]
-    while ready:
-        for reader in set(successors(ready.pop())):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                del waiting[reader]
-                ready.append(reader)
-    return _cycle(graph, waiting, united, members) if waiting else ()
+    nodes = (node.name for node in graph if united.get(node.name, node.name) == node.name)
+    after = {name: set(successors(name)) for name in nodes}
+    waiting = dict.fromkeys(after, 0)
+    for reader in chain.from_iterable(after.values()):
+        waiting[reader] += 1
+    done = set(topological_order(waiting, after.__getitem__))
+    stuck = [name for name in after if name not in done]
+    return _cycle(graph, stuck, united, members) if stuck else ()
 
 
 def _cycle(
-    graph: Graph, stuck: dict[str, int], united: dict[str, str], members: dict[str, list[str]]
+    graph: Graph, stuck: Sequence[str], united: dict[str, str], members: dict[str, list[str]]
 ) -> tuple[str, ...]:
     """A cycle among nodes of which each waits for another one of them."""
-    path: list[str] = []
-    name = next(iter(stuck))
+    path, among = list[str](), frozenset(stuck)
+    name = stuck[0]
     while name not in path:
         path.append(name)
         before = (
@@ -322,7 +318,7 @@ def _cycle(
             for member in members.get(name, (name,))
             for source in graph.predecessors(graph[member])
         )
-        name = next(source for source in before if source in stuck)
+        name = next(source for source in before if source in among)
     return tuple(reversed(path[path.index(name) :]))
 
 

@@ -246,12 +246,16 @@ class Graph:
 
     def successors(self, node: Node) -> Iterator[str]:
         """Names of the nodes that wait for `node`; repeats are possible."""
-        yield from self.readers(node)
+        for tensor in self.tensors(node):
+            for use in self._uses.get(tensor, ()):
+                yield use.node
         yield from self._controlled.get(node.name, ())
 
     def readers(self, node: Node) -> Iterator[str]:
         """Names of the nodes that read an output of `node`; repeats are possible."""
-        return (use.node for tensor in self.tensors(node) for use in self.uses(tensor))
+        for tensor in self.tensors(node):
+            for use in self._uses.get(tensor, ()):
+                yield use.node
 
     def reached(self, names: Iterable[str], step: Callable[[Node], Iterable[str]]) -> set[str]:
         """These nodes and all that `step` (`predecessors`, say) leads to from them."""

@@ -2,10 +2,11 @@
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
 
 import tfmem
 from tests.tf.optimized_runs import in_a_process
-from tfmem.capture.build import shaped_graph
+from tfmem.capture.build import build_graph, shaped_graph
 from tfmem.capture.concrete_function import capture_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.capture.live_editor import capture_graph
@@ -170,3 +171,46 @@ def test_graphs_in_place_whose_inputs_are_given_shapes():
     captured = capture_graph(graph_with_shapes())
     graph = shaped_graph(captured, feed_shapes={"x:0": (4, 3)})
     assert graph.get_tensor_by_name("out:0").shape == [4, 3]
+
+
+def placed_nodes() -> GraphDef:
+    """Ops on devices that are named in several ways, in colocations, and on none."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        for number, device in enumerate(("/cpu:0", "/device:CPU:0", "/job:localhost/replica:0/task:0/device:CPU:0")):
+            x = tf.identity(x, name=f"named{number}")
+            x.op._set_device_from_string(device)
+            beside = tf.identity(x, name=f"beside{number}")
+            beside.op._set_attr("_class", tf.compat.v1.AttrValue(list={"s": [b"loc:@named%d" % (number % 2)]}))
+        x = tf.identity(x, name="nowhere")
+        x.op._set_attr("_class", tf.compat.v1.AttrValue(list={"s": [b"loc:@nowhere"]}))
+        x.op._set_device_from_string("/cpu:0")
+    return graph.as_graph_def()
+
+
+@pytest.mark.parametrize("outer", ["", "/job:localhost", "/device:CPU:0"])
+def test_ops_are_on_the_devices_that_tensorflows_import_gives_them(outer):
+    given, graph, expected = placed_nodes(), tf.Graph(), tf.Graph()
+    with expected.as_default(), tf.device(outer or None):
+        tf.graph_util.import_graph_def(given, name="")
+    with graph.as_default(), tf.device(outer or None):
+        build_graph(graph, ["x:0"], given, [], {})
+    assert [op.name for op in graph.get_operations()] == [op.name for op in expected.get_operations()]
+    assert [op.device for op in graph.get_operations()] == [op.device for op in expected.get_operations()]
+
+
+def test_importing_more_ops_enters_no_more_device_scopes(monkeypatch):
+    scopes = []
+    entered = tf.Graph.device
+    monkeypatch.setattr(tf.Graph, "device", lambda self, name: scopes.append(name) or entered(self, name))
+    for count in (10, 20):
+        graph = tf.Graph()
+        with graph.as_default():
+            x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+            with tf.device("/device:CPU:0"):
+                for _ in range(count):
+                    x = tf.identity(x)
+        scopes.clear()
+        build_graph(tf.Graph(), ["x:0"], graph.as_graph_def(), [], {})
+        assert not scopes

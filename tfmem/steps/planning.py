@@ -224,17 +224,16 @@ def _of_replicas(job: Job, state: StepState) -> Transition[StepState]:
             raise error from found
         notes = (*state.report.notes, f"memory was not planned: {error}")
         return left(job, replace(state, report=replace(state.report, notes=notes)))
-    function = job.trace.build_lanes(plans, final=job.waits and not watched)
+    probing = probes_of(plans, job.run) if timed and any(each.plan.moves for each in plans) else ()
+    function = job.trace.build_lanes(plans, probing, final=job.waits and not watched)
     report = job.trace.describe_lanes(plans)
     state = replace(state, function=function, report=report)
     if not job.watches_replicas(function):
         return left(job, state)
     kind = Watching if timed else WatchingTogether
     watching = kind(function=function, report=report, notes=state.notes, kept=state.kept, plans=plans)
-    if timed and any(each.plan.moves for each in plans):
-        probing = probes_of(plans, job.run)
-        function = job.trace.build_lanes(plans, probing)
-        watching = replace(watching, function=function, tables=tuple(each.run for each in probing))
+    if probing:
+        watching = replace(watching, tables=tuple(each.run for each in probing))
     return Transition(Event.CHOSEN, watching)
 
 

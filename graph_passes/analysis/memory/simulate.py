@@ -151,43 +151,67 @@ def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Se
         link: bandwidths; both directions run at once.
         paddings: the plan's paddings; they cost no time.
     """
-    seconds, stall = duration(timeline, moves, link)
+    return simulated(timeline, moves, duration(timeline, moves, link), paddings)
+
+
+def simulated(
+    timeline: Timeline, moves: Sequence[Move], took: tuple[float, float], paddings: Sequence[Padding] = ()
+) -> SimulatedStep:
+    """See `simulate`; `took` is the `duration` of the step."""
     usage = usage_under(timeline, moves, paddings)
     peak_at = int(usage.argmax()) if len(usage) else 0
-    return SimulatedStep(seconds, stall, int(usage.max(initial=timeline.base)), peak_at)
+    return SimulatedStep(*took, int(usage.max(initial=timeline.base)), peak_at)
+
+
+_RELEASED, _FETCHED, _AWAITED, _RUN, _COPIED = range(5)  # what happens at one position, in this order
 
 
 def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[float, float]:
     """Seconds that the step takes under `moves`, and seconds of these that it waits for copies."""
-    copies = [(index, move) for index, move in enumerate(moves) if not move.recomputed]
-    copies_out = by_position((move.copy_after, index) for index, move in copies)
-    releases = by_position((move.release, index) for index, move in copies)
-    prefetches = by_position((move.prefetch, index) for index, move in copies)
-    arrivals = by_position((move.next, index) for index, move in copies)
-    again = by_position((move.next, timeline.recomputing(move.gap)) for move in moves if move.recomputed)
-    recomputed = {position: sum(seconds) for position, seconds in again.items()}
+    events: list[tuple[int, int, int]] = []  # position, what happens, and to which move
+    again: dict[int, float] = {}
+    for index, move in enumerate(moves):
+        if move.recomputed:
+            again[move.next] = again.get(move.next, 0) + timeline.recomputing(move.gap)
+            events.append((move.next, _RUN, index))
+        else:
+            events.append((move.copy_after, _COPIED, index))
+            events.append((move.release, _RELEASED, index))
+            events.append((move.prefetch, _FETCHED, index))
+            events.append((move.next, _AWAITED, index))
+    events.sort()
 
     now = out_free = in_free = stall = 0.0
     copied = [0.0] * len(moves)
     arrived = [0.0] * len(moves)
-    begins, ran = timeline.moments, 0
-    for position in sorted({*copies_out, *releases, *prefetches, *arrivals, *recomputed}):  # between them ops just run
-        now += begins[position] - begins[ran]
-        for index in releases.get(position, ()):
-            stall += max(0.0, copied[index] - now)
-            now = max(now, copied[index])
-        for index in prefetches.get(position, ()):
-            nbytes = timeline.buffers[moves[index].buffer].nbytes
-            in_free = max(now, in_free, copied[index]) + nbytes / link.prefetch
-            arrived[index] = in_free
-        for index in arrivals.get(position, ()):
-            stall += max(0.0, arrived[index] - now)
-            now = max(now, arrived[index])
-        ran = position + 1
-        now += begins[ran] - begins[position] + recomputed.get(position, 0.0)
-        for index in copies_out.get(position, ()):
-            nbytes = timeline.buffers[moves[index].buffer].nbytes
-            out_free = max(now, out_free) + nbytes / link.offload
-            copied[index] = out_free
+    nbytes = [timeline.buffers[move.buffer].nbytes for move in moves]
+    begins, ran, at = timeline.moments, 0, -1  # how many ops ran; the position of the latest event
+
+    def run(position: int) -> float:
+        return begins[position + 1] - begins[position] + again.get(position, 0.0)
+
+    for position, what, index in events:
+        if position != at:
+            if ran <= at:
+                now, ran = now + run(at), at + 1
+            now += begins[position] - begins[ran]  # between them ops just run
+            at = position
+        if what == _RELEASED:
+            if copied[index] > now:
+                stall += copied[index] - now
+                now = copied[index]
+        elif what == _FETCHED:
+            in_free = arrived[index] = max(now, in_free, copied[index]) + nbytes[index] / link.prefetch
+        elif what == _AWAITED:
+            if arrived[index] > now:
+                stall += arrived[index] - now
+                now = arrived[index]
+        else:
+            if ran <= at:
+                now, ran = now + run(at), at + 1
+            if what == _COPIED:
+                out_free = copied[index] = max(now, out_free) + nbytes[index] / link.offload
+    if ran <= at:
+        now, ran = now + run(at), at + 1
     now += begins[-1] - begins[ran]
     return now, stall

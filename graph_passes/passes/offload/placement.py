@@ -44,13 +44,14 @@ def one_layer_ahead(timeline: Timeline, gap: Gap, layers: Sequence[int]) -> Move
 def in_order(timeline: Timeline, moves: Iterable[Move]) -> list[Move]:
     """Moves as they are put into the graph: at ops that can be ordered, and sorted, since that decides which tensor is
     allocated first at one position. So a tensor leaves earlier and comes back later: it never takes more memory."""
-    found = [
-        move
-        if move.recomputed
-        else replace(move, release=timeline.before(move.release), prefetch=timeline.after(move.prefetch))
-        for move in moves
-    ]
+    found = [move if move.recomputed else _at_ordered(timeline, move) for move in moves]
     return sorted(found, key=lambda move: (move.release, move.prefetch))
+
+
+def _at_ordered(timeline: Timeline, move: Move) -> Move:
+    release, prefetch = timeline.before(move.release), timeline.after(move.prefetch)
+    same = (release, prefetch) == (move.release, move.prefetch)
+    return move if same else replace(move, release=release, prefetch=prefetch)
 
 
 def place(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from graph_passes.analysis.memory.fragmentation import Room, first_failure, without_workspace
-from graph_passes.analysis.memory.simulate import Move, duration, simulate
+from graph_passes.analysis.memory.simulate import Move, duration, simulate, simulated
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.passes.offload.placement import in_order
 from graph_passes.passes.offload.plan import OffloadPlan, chained
@@ -39,9 +39,10 @@ def thinned(timeline: Timeline, plan: OffloadPlan, room: Room) -> OffloadPlan:
         nonlocal best, after, tries
         if tries == TRIES:
             return False
-        if duration(timeline, moves, plan.link)[0] >= after.seconds:
+        took = duration(timeline, moves, plan.link)
+        if took[0] >= after.seconds:
             return False
-        outcome = simulate(timeline, moves, plan.link, plan.paddings)
+        outcome = simulated(timeline, moves, took, plan.paddings)
         if outcome.peak > limit:
             return False
         tries += 1

@@ -326,6 +326,8 @@ class Reason(Enum):
     SPLIT_NO_BATCH = "split", "no input of the step has a batch of at least {count} examples"
     SPLIT_NO_REGION = "split", "no ops that treat the examples one by one hold enough memory"
     SPLIT_SHARED = "split", "other devices take part in the step: {detail}"
+    SPLIT_DEVICE = "split", "{device} cannot be split, so no device is: {why}"
+    SPLIT_WAITS = "split", "in pieces, the devices would wait for each other without end"
     SPLIT_NEVER = "split", "split='never' was passed"
     SPLIT_BASE = "split", "variables and other memory that is in use before the step take {base} bytes"
     SPLIT_AGAIN = "split", "the step is split already, or holds fused regions"

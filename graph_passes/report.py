@@ -119,6 +119,7 @@ class SplitRecord:
         first, last: the first and the last of the ops.
         pieces: how many examples each piece has.
         exactness: how near the results are to those of the unmodified step, in words.
+        device: where they run, as "GPU:1", in a step of several devices; else "".
     """
 
     ops: int
@@ -127,11 +128,13 @@ class SplitRecord:
     last: str
     pieces: tuple[int, ...]
     exactness: str
+    device: str = ""
 
     def __str__(self) -> str:
         sizes = " or ".join(map(str, sorted(set(self.pieces))))
         more = f", {self.again} of the forward pass again" if self.again else ""
-        found = f"{many(self.ops, 'op')} from '{self.first}' to '{self.last}'{more}"
+        where = f"on {self.device}: " if self.device else ""
+        found = f"{where}{many(self.ops, 'op')} from '{self.first}' to '{self.last}'{more}"
         return f"{found}, in {len(self.pieces)} pieces of {sizes} examples; {self.exactness}"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from custom_ops.background import go_on
 from graph_passes.analysis.memory.simulate import Link
@@ -15,8 +15,8 @@ from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
 from graph_passes.passes.split.apply import split_graph
-from graph_passes.passes.split.plan import SplitChoice, SplitEstimate, SplitNeeds
-from graph_passes.passes.split.split_regions import SplitPlan
+from graph_passes.passes.split.plan import SplitChoice, SplitEstimate, SplitLane, SplitNeeds
+from graph_passes.passes.split.split_regions import SplitPlan, SplitRegion
 from graph_passes.pipeline import SPLIT, PassOutcome, PassPhase, Step, StepSource, plan_step, run_passes
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
@@ -35,6 +35,7 @@ class SplitStep:
         plan: what was split.
         peak_before: bytes that the unmodified step needs, by estimate.
         seconds_before: how long it takes, by estimate.
+        peaks_before: of a step of several devices, bytes that each needs, as its nodes name it.
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class SplitStep:
     plan: SplitPlan
     peak_before: int = 0
     seconds_before: float = 0.0
+    peaks_before: Mapping[str, int] = field(default_factory=dict)
 
 
 def split_step(
@@ -71,7 +73,7 @@ def split_step(
 
     def trial(plan: SplitPlan) -> SplitEstimate:
         go_on()
-        found = _read_again(step, *split_graph(plan, step.graph))
+        found = read_again(step, *split_graph(plan, step.graph))
         timeline = timeline_of(found)
         try:
             planned = plan_step(found, timeline, link, budget, options, effort=Effort.GREEDY)
@@ -83,12 +85,24 @@ def split_step(
     timeline = timeline_of(step)
     if budget <= timeline.base:
         return Reason.SPLIT_BASE(base=f"{timeline.base:,}")
-    usage = lowest(timeline, movable(timeline, options, How()))
-    limit = min(budget, _NEAR * int(usage.max(initial=0)))
-    over = frozenset(item.node for item, nbytes in zip(timeline.steps, usage, strict=True) if nbytes > limit)
     seconds = float(timeline.begins[-1])
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
-    needs = SplitNeeds(step.order, step.fetches, timeline.turn, over, budget, trial, faster_than)
+    lane = SplitLane(timeline.turn, over_budget(timeline, budget, options))
+    found = divided(step, SplitNeeds(step.order, step.fetches, [lane], budget, trial, faster_than))
+    if isinstance(found, Refusal):
+        return found
+    return replace(found, peak_before=timeline.peak, seconds_before=seconds)
+
+
+def over_budget(timeline: Timeline, budget: int, options: OffloadOptions) -> frozenset[str]:
+    """The ops at whose positions no memory plan meets the budget, and those that need nearly as much as any."""
+    usage = lowest(timeline, movable(timeline, options, How()))
+    limit = min(budget, _NEAR * int(usage.max(initial=0)))
+    return frozenset(item.node for item, nbytes in zip(timeline.steps, usage, strict=True) if nbytes > limit)
+
+
+def divided(step: Step, needs: SplitNeeds) -> SplitStep | Refusal:
+    """The step as the pass divides it; its figures before are not filled in."""
     done = run_passes(PassPhase.UNDER_BUDGET, (SPLIT.option,), StepSource(step), {SPLIT.name: lambda _: needs})
     outcome: PassOutcome[SplitChoice] = done[SPLIT.name]
     failed = next(iter(outcome.errors.values()), outcome.failed)
@@ -98,13 +112,19 @@ def split_step(
     if choice.plan is None:
         return choice.refused or Reason.SPLIT_NO_REGION()
     graph, order = split_graph(choice.plan, step.graph)
-    return SplitStep(graph, order, choice.plan, timeline.peak, seconds)
+    return SplitStep(graph, order, choice.plan)
 
 
-def _read_again(step: Step, graph: Graph, order: tuple[str, ...]) -> Step:
+def read_again(step: Step, graph: Graph, order: tuple[str, ...]) -> Step:
+    """The step with another graph."""
     loss = step.loss if step.loss is not None and step.loss.node in graph.nodes else None
     found = Step.read(graph, order, step.fetches, loss, step.merging, step.counted, step.of_data)
     return replace(found, shared=step.shared)
+
+
+def _device(region: SplitRegion) -> str:
+    """The device of a region's ops, as "GPU:1"."""
+    return region.separable.graph[region.members[0]].device.rpartition("device:")[2]
 
 
 def with_split(report: Report, split: SplitStep, moves: bool) -> Report:
@@ -117,11 +137,12 @@ def with_split(report: Report, split: SplitStep, moves: bool) -> Report:
     """
     records = tuple(
         SplitRecord(
+            device=_device(region) if split.peaks_before else "",
             ops=len(region.members),
             again=len(region.again),
             first=region.members[0],
             last=region.members[-1],
-            pieces=split.plan.pieces,
+            pieces=region.pieces,
             exactness=str(split.plan.exactness),
         )
         for region in split.plan.regions

@@ -65,7 +65,7 @@ def _case(net: str, device: str) -> dict[str, Any]:
                 row |= {"least": error.least}
             else:
                 rate = timeline.moments[-1] / plan.after.seconds
-                row |= {"rate": round(rate, 3), "pieces": len(found.plan.pieces), "peak": plan.after.peak}
+                row |= {"rate": round(rate, 3), "pieces": len(found.plan.regions[0].pieces), "peak": plan.after.peak}
         row["planning"] = round(time.perf_counter() - began, 1)
         rows.append(row)
         print(row, flush=True)

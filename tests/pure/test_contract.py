@@ -185,7 +185,9 @@ NEEDS: dict[str, Any] = {
     "products": products.Needs(("q", "k", "v"), product_sizes("h200"), list),
     "prepare": prepare.Needs(),
     "merge": merge.Needs(replace(UNIT, most=Small(0, 0)), lambda forms: 1e4 * len(forms)),
-    "split": split.SplitNeeds(Step.read(step_graph()).order, (), 0, (), 1, lambda plan: split.SplitEstimate(1, 1.0)),
+    "split": split.SplitNeeds(
+        Step.read(step_graph()).order, (), [split.SplitLane(0, ())], 1, lambda plan: split.SplitEstimate(1, 1.0)
+    ),
     "fuse": fuse.Needs(UNIT, "/job:localhost/replica:0/task:0/device:CPU:0", lambda node: b""),
 }
 

@@ -21,7 +21,7 @@ from graph_passes.graph.order import topological
 from graph_passes.graph.verify import verify_graph
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.split.apply import split_graph
-from graph_passes.passes.split.plan import SplitEstimate, SplitNeeds, plan_split
+from graph_passes.passes.split.plan import SplitEstimate, SplitLane, SplitNeeds, plan_split
 from graph_passes.passes.split.split_regions import Exactness, plan_of, sizes_of_pieces
 from graph_passes.pipeline import Step, plan_step
 from graph_passes.refusals import Reason, Refusal
@@ -245,7 +245,7 @@ def test_the_fastest_that_meets_the_budget() -> None:
     base = Step.read(net.graph()).timeline(Roofline(load("unit"))).base
     found = split(net.graph(), base + (1 << 20))
     assert isinstance(found, SplitStep)
-    assert found.plan.batch == 64
+    assert sum(found.plan.regions[0].pieces) == 64
     assert found.peak_before > base + (1 << 20)
     timeline = Step.read(found.graph, found.order, [TensorId("loss")]).timeline(Roofline(load("unit")))
     assert timeline.peak <= base + (1 << 20) + (1 << 18)
@@ -297,17 +297,18 @@ def test_more_pieces_are_tried_while_they_help() -> None:
     tried: list[int] = []
 
     def trial(plan: Any) -> SplitEstimate:
-        tried.append(len(plan.pieces))
-        return SplitEstimate(1000 // len(plan.pieces), None if len(plan.pieces) < 8 else 1.0)
+        count = len(plan.regions[0].pieces)
+        tried.append(count)
+        return SplitEstimate(1000 // count, None if count < 8 else 1.0)
 
     class Source:
         def read(self) -> Graph:
             return graph
 
-    needs = SplitNeeds(tuple(topological(graph)), (), 4, (), 200, trial)
+    needs = SplitNeeds(tuple(topological(graph)), (), [SplitLane(4, ())], 200, trial)
     choice, _ = plan_split(Source(), needs)  # type: ignore[arg-type]
     assert choice.plan is not None
-    assert len(choice.plan.pieces) == 8
+    assert len(choice.plan.regions[0].pieces) == 8
     assert sorted(set(tried)) == [2, 4, 8, 16]
 
 

@@ -254,7 +254,9 @@ def budgets_by_device_are_those_of_the_strategy() -> None:
 def a_budget_that_is_too_small_is_refused() -> None:
     training = Training(mirrored())
     before = [weight.numpy() for weight in training.weights]
-    with pytest.raises(tfmem.InfeasibleBudgetError, match="not split along the batch: other devices take part"):
+    with pytest.raises(
+        tfmem.InfeasibleBudgetError, match=r"not split along the batch: .* cannot be split, so no device"
+    ):
         optimized(training.in_all, MIB)(tf.constant(BATCH))
     for weight, old in zip(training.weights, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), old)

@@ -15,6 +15,7 @@ from graph_passes.errors import HostMemoryError, InfeasibleBudgetError, Replicas
 from graph_passes.graph.ir import Function, Graph, Node
 from graph_passes.passes.offload.options import Effort
 from graph_passes.pipeline import Step
+from graph_passes.refusals import Reason
 from graph_passes.report import Report
 from tests.spmd_graphs import Spmd, training_step
 from tests.tf.memory_in_use import in_use
@@ -205,6 +206,7 @@ def test_regions_without_a_plan_are_refused_where_a_step_without_them_is_left(mu
         state = Given(function=None, report=job.report)
         job.trace.step.graph = Graph([Node("fusion_0", "TfmemFusion" if regions else "MatMul")])
         job.engine.settings.must_fit = must_fit
+        job.trace.split, job.trace.divide.return_value = None, Reason.SPLIT_AGAIN()
         job.trace.step.shared = "'all' (CollectiveReduceV2) waits for other replicas"
         refused = InfeasibleBudgetError("too small", 9, "op")
         with (
@@ -215,7 +217,7 @@ def test_regions_without_a_plan_are_refused_where_a_step_without_them_is_left(mu
             mock.patch.object(planning, "replace"),
             pytest.raises(InfeasibleBudgetError) if must_fit or regions else nullcontext(),
         ):
-            planning._of_replicas(job, state)
+            planning._of_replicas(job, state, 1)
         assert left.called is not (must_fit or regions)
 
 

@@ -119,7 +119,7 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     """What follows the reading of a step: a plan by estimates, or a first plan that is observed."""
     engine, trace = job.engine, job.trace
     if trace.shared:
-        return _of_replicas(job, state)
+        return _of_replicas(job, state, budget)
     _require_used(engine)
     given = engine.settings.plan
     if given is not None and trace.split is None:
@@ -207,7 +207,7 @@ def _require_used(engine: Engine) -> None:
         engine.settings.require_used()
 
 
-def _of_replicas(job: Job, state: StepState) -> Transition[StepState]:
+def _of_replicas(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     """A plan for each device by estimates; what several devices run next, `tfmem.steps.measuring` decides."""
     why = undivided(job.trace.step.graph, "GPU" if job.is_gpu else "CPU")
     if why:
@@ -219,7 +219,10 @@ def _of_replicas(job: Job, state: StepState) -> Transition[StepState]:
     try:
         plans = plan_replicas(job.trace.step, job.engine, budgets, effort=effort)
     except InfeasibleBudgetError as found:
-        error = found.with_split(str(Reason.SPLIT_SHARED(detail=job.trace.step.shared)))
+        refused = Reason.SPLIT_AGAIN() if job.trace.split else job.trace.divide(budget)
+        if refused is None:
+            return _of_replicas(job, state, budget)
+        error = found if job.trace.split else found.with_split(str(refused))
         if job.engine.settings.must_fit or has_regions(job.trace.step.graph):  # without regions there is a plan
             raise error from found
         notes = (*state.report.notes, f"memory was not planned: {error}")

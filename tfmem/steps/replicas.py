@@ -34,7 +34,7 @@ from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import Probing
 from graph_passes.refusals import Reason
 from graph_passes.report import Report, measured
-from graph_passes.splitting import CLEARLY
+from graph_passes.splitting import CLEARLY, SplitStep, with_split
 from tfmem.device_names import allocator_of
 from tfmem.devices import find_target, links_together, memory
 from tfmem.runtime.engine import Engine
@@ -125,7 +125,7 @@ def plan_replicas(
     """
     # What cuDNN takes is an upper estimate. Without a budget of the user's it must not make tensors move.
     timeline = step.timeline(costs or estimated(engine))
-    pools = _pools(step.graph, engine, budgets, margins or {}, in_use or in_use_on_devices(step.graph, engine))
+    pools = pools_under(step.graph, engine, budgets, margins or {}, in_use or in_use_on_devices(step.graph, engine))
     default = next(iter(lanes(step.graph)), "")
     options = engine.settings.options.offload
     elsewhere = "" if engine.workers.board() is not None else waits_for_others(step.graph)
@@ -189,7 +189,7 @@ def in_use_on_devices(graph: Graph, engine: Engine) -> dict[str, int]:
     return {name: max(0, memory(library, find_target(name, library).name).bytes_in_use) for name in names}
 
 
-def _pools(
+def pools_under(
     graph: Graph,
     engine: Engine,
     budgets: Mapping[str, int | None],
@@ -232,13 +232,22 @@ def pool_name(device: str) -> str:
 
 
 def describe_replicas(
-    step: pipeline.Step, plans: Sequence[LanePlan], engine: Engine, name: str, timed: bool = False
+    step: pipeline.Step,
+    plans: Sequence[LanePlan],
+    engine: Engine,
+    name: str,
+    timed: bool = False,
+    split: SplitStep | None = None,
 ) -> Report:
     """One report: peaks of the allocator that needs the most, moves of all devices, and figures of each allocator."""
     policy = engine.settings.options.offload.policy
     reports = [
         pipeline.describe(step, each.timeline, each.plan, policy, graph=name, device=each.pool.name) for each in plans
     ]
+    if split is not None:
+        before = (replace(split, peak_before=split.peaks_before[each.device]) for each in plans)
+        moves = any(report.transfers for report in reports)
+        reports = [with_split(report, one, moves) for report, one in zip(reports, before, strict=True)]
     pools = dict.fromkeys(each.pool for each in plans)
     devices = [
         _on_device(pool, [report for each, report in zip(plans, reports, strict=True) if each.pool is pool])
@@ -258,7 +267,7 @@ def describe_replicas(
         bytes_in_predicted=sum(found.bytes_in for found in devices),
         transfers=tuple(record for report in reports for record in report.transfers),
         devices=tuple(devices),
-        notes=(_TIMED if timed else _ESTIMATED, *_not_split(step, engine, reports)),
+        notes=(_TIMED if timed else _ESTIMATED, *(() if split else _not_split(step, engine, reports))),
     )
 
 

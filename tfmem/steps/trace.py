@@ -26,7 +26,7 @@ from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import ORDERED, Report
-from graph_passes.splitting import SplitStep, split_step, with_split
+from graph_passes.splitting import SplitStep, with_split
 from tfmem.capture.body_source import has_loops
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, every_node, require_feeds, with_whole_names
@@ -41,6 +41,7 @@ from tfmem.steps.after_grappler import grappled, grappled_to_stitch, without_con
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
 from tfmem.steps.replicas import describe_replicas
+from tfmem.steps.splits import split_under
 
 MOST_KEPT = 32  # plans of a timeline
 
@@ -221,15 +222,12 @@ class Trace:
         """Let parts of the step run on pieces of the batch from now on, or say why not; of a trace that was read.
 
         Args:
-            budget: bytes that the step, with its moves, has to keep within.
-            rate: share of the unlimited rate that it keeps with nothing split; see `split_step`.
-            costs: of its ops; by default an estimate, with the memory that is in use now.
+            budget, rate, costs: see `split_under`.
         """
         engine, known = self._engine, self._known
         if self.split is not None or has_regions(known.step.graph):
             return Reason.SPLIT_AGAIN()
-        by, options = costs or engine.estimate(workspace=False), engine.settings.options.offload
-        found = split_step(known.step, lambda step: step.timeline(by), engine.link, budget, options, rate)
+        found = split_under(known.step, engine, budget, rate, costs)
         if isinstance(found, Refusal):
             return found
         graph_def = serde.to_graph_def(found.graph, known.captured.graph_def)
@@ -382,8 +380,8 @@ class Trace:
 
     def describe_lanes(self, plans: Sequence[LanePlan], timed: bool = False) -> Report:
         """The report of a plan for each device; `timed` where it was made by measured run times."""
-        report = describe_replicas(self.step, plans, self._engine, self.name, timed)
-        return self._complete(report, any(each.plan.moves for each in plans), ordered=False)
+        report = describe_replicas(self.step, plans, self._engine, self.name, timed, self.split)
+        return self._complete(report, any(each.plan.moves for each in plans), ordered=self.split is not None)
 
     def _complete(self, report: Report, moves: bool, ordered: bool) -> Report:
         """`report` with what became of XLA, if it would run the trace, and of recurrent layers."""

@@ -62,7 +62,9 @@ def batches(graph: Graph) -> list[int]:
     return [size for size, _ in found.most_common()]
 
 
-def separable(graph: Graph, order: Sequence[str], batch: int, fetched: Collection[str] = ()) -> Separable:
+def separable(
+    graph: Graph, order: Sequence[str], batch: int, fetched: Collection[str] = (), device: str = ""
+) -> Separable:
     """Ask the rule of each op that reads what depends on the batch.
 
     Args:
@@ -70,6 +72,7 @@ def separable(graph: Graph, order: Sequence[str], batch: int, fetched: Collectio
         order: its schedule.
         batch: how many examples there are.
         fetched: nodes that are fetched by name: of these only such with one output are separable.
+        device: ops elsewhere, and ops that wait for ops elsewhere, are not separable; "": they may be.
     """
     labels: dict[TensorId, Label] = {}
     rules: dict[str, Separation] = {}
@@ -82,7 +85,7 @@ def separable(graph: Graph, order: Sequence[str], batch: int, fetched: Collectio
                 labels[TensorId(name)] = Rows(0)
             continue
         given = [label if isinstance(label := labels.get(tensor), Rows) else None for tensor in node.inputs]
-        if not any(given):
+        if not any(given) or (device and not _is_local(graph, node, device)):
             continue
         try:
             found = _asked(graph, node, batch, given)
@@ -95,6 +98,13 @@ def separable(graph: Graph, order: Sequence[str], batch: int, fetched: Collectio
         rules[name] = found
         labels.update(zip(graph.tensors(node), found.outputs, strict=True))
     return Separable(graph, tuple(order), batch, rules, labels, refused)
+
+
+def _is_local(graph: Graph, node: Node, device: str) -> bool:
+    """Whether an op runs on the device, and each of its pieces would wait for that device alone. Where an input of the
+    step is does not matter."""
+    before = (graph[name] for name in graph.predecessors(node))
+    return node.device == device and all(each.op in _FEEDS or each.device in (device, "") for each in before)
 
 
 def _asked(graph: Graph, node: Node, batch: int, labels: Sequence[Rows | None]) -> Separation:

@@ -68,6 +68,23 @@ class LanePlan:
     pool: Pool = Pool()
 
 
+@dataclass(frozen=True, eq=False)
+class LaneShare:
+    """A lane, and the memory that it may use.
+
+    Attributes:
+        device: as the graph's nodes name it.
+        timeline: of the lane.
+        budget: bytes of its pool's budget.
+        pool: the memory that its tensors are in.
+    """
+
+    device: str
+    timeline: Timeline
+    budget: int
+    pool: Pool
+
+
 def pools_of(graph: Graph, pool: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
     """The lanes of a graph by the allocator that each takes its memory from; `pool` names it for a device."""
     found: dict[str, list[str]] = {}
@@ -101,29 +118,37 @@ def plan_lanes(
         InfeasibleBudgetError: no plan of a lane keeps its share of the budget.
     """
     found = []
+    for lane in lane_shares(graph, timeline, pools, default):
+        device, part, pool = lane.device, lane.timeline, lane.pool
+        try:
+            plan = plan_offload(
+                part,
+                pool.link,
+                lane.budget,
+                options,
+                How(
+                    layers=[at for at in roles.layers(graph, part) if graph[part.steps[at].node].device == device],
+                    convolution_inputs=roles.convolution_inputs(graph, part),
+                    relax=relax,
+                    effort=effort,
+                ),
+            )
+        except InfeasibleBudgetError as error:
+            raise _of_pool(error, device, pool, lane.budget) from error
+        found.append(LanePlan(device, part, plan, pool))
+    return tuple(found)
+
+
+def lane_shares(graph: Graph, timeline: Timeline, pools: Sequence[Pool], default: str) -> tuple[LaneShare, ...]:
+    """Each lane of a step, and what of its pool's budget it may use; see `plan_lanes`."""
+    found = []
     for pool in pools:
         parts = {device: lane_of(graph, timeline, device, default) for device in pool.devices}
         own = {device: held_by(graph, device, default) for device in pool.devices}
         own[pool.devices[0]] += max(0, pool.in_use - sum(own.values()))  # what else the process holds
         parts = {device: replace(part, base=own[device]) for device, part in parts.items()}
         share = _shares({device: part.peak for device, part in parts.items()}, own, pool.planned_budget)
-        for device, part in parts.items():
-            try:
-                plan = plan_offload(
-                    part,
-                    pool.link,
-                    share[device],
-                    options,
-                    How(
-                        layers=[at for at in roles.layers(graph, part) if graph[part.steps[at].node].device == device],
-                        convolution_inputs=roles.convolution_inputs(graph, part),
-                        relax=relax,
-                        effort=effort,
-                    ),
-                )
-            except InfeasibleBudgetError as error:
-                raise _of_pool(error, device, pool, share[device]) from error
-            found.append(LanePlan(device, part, plan, pool))
+        found += [LaneShare(device, part, share[device], pool) for device, part in parts.items()]
     return tuple(found)
 
 

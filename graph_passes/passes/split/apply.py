@@ -18,6 +18,7 @@ import numpy as np
 from graph_passes.analysis.batch.labels import Label, Rows, Summed
 from graph_passes.graph.ir import DataType, Graph, Literal, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import ROWS_ATTRIBUTE, WRITES_ROWS, copied
+from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, NewNode, Rewrite, apply_rewrites
 from graph_passes.passes.split.plan import SplitChoice
 from graph_passes.passes.split.split_regions import SplitPlan, SplitRegion
@@ -46,12 +47,12 @@ class _Written:
 
 
 class _Writer:
-    def __init__(self, plan: SplitPlan, region: SplitRegion, graph: Graph, names: Names) -> None:
-        self.plan, self.region, self.graph, self.names = plan, region, graph, names
-        self.rules, self.labels = plan.separable.rules, plan.separable.labels
+    def __init__(self, region: SplitRegion, graph: Graph, names: Names) -> None:
+        self.region, self.graph, self.names = region, graph, names
+        self.rules, self.labels = region.separable.rules, region.separable.labels
         self.inside = frozenset((*region.members, *region.again))
         self.exits = frozenset(region.exits)
-        place = {name: index for index, name in enumerate(plan.separable.order)}
+        place = {name: index for index, name in enumerate(region.separable.order)}
         self.ordered = sorted(self.inside, key=place.__getitem__)
         self.written = _Written()
         self.before = ""  # the end of the piece before
@@ -63,7 +64,7 @@ class _Writer:
 
     def write(self) -> _Written:
         first = 0
-        for number, count in enumerate(self.plan.pieces):
+        for number, count in enumerate(self.region.pieces):
             self.made, self.ran, self.slices = {}, {}, {}
             for name in self.ordered:
                 self.run(self.graph[name], number, first, count)
@@ -211,7 +212,7 @@ class _Writer:
     def constant_share(self, spec: TensorSpec, count: int, like: Node) -> TensorId:
         key = ("share", spec.dtype, count, like.device)
         if key not in self.known:
-            share = count / self.plan.batch
+            share = count / self.region.separable.batch
             attrs = {"dtype": DataType(spec.dtype), "value": Literal(spec.dtype, (), (share,))}
             self.known[key] = self.add("Share", "Const", (), attrs, [replace(spec, shape=())], like)
         return self.known[key]
@@ -236,7 +237,7 @@ class _Writer:
         """The pieces one behind the other, once the last one is there."""
         parts = self.parts.setdefault(tensor, [])
         parts.append(made)
-        if len(parts) < len(self.plan.pieces):
+        if len(parts) < len(self.region.pieces):
             return made
         spec = self.graph.specs[tensor]
         axis = self.constant([label.axis], "int32", node, scalar=True)
@@ -264,7 +265,7 @@ def split_rewrites(choice: SplitChoice, graph: Graph) -> list[Rewrite]:
 
 def split_graph(plan: SplitPlan, graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     """A copy of `graph` that runs the plan, with the shapes of all tensors, and the order of its ops."""
-    edited, order = graph.copy(), list(plan.separable.order)
+    edited, order = graph.copy(), list(plan.regions[0].separable.order if plan.regions else topological(graph))
     rewrites = _rewrites(plan, graph)
     apply_rewrites([rewrite for rewrite, _ in rewrites], edited)
     for region, (rewrite, written) in zip(reversed(plan.regions), rewrites, strict=True):
@@ -280,7 +281,7 @@ def _rewrites(plan: SplitPlan, graph: Graph) -> list[tuple[Rewrite, _Written]]:
     names = Names(graph)
     found = []
     for region in reversed(plan.regions):
-        written = _Writer(plan, region, graph, names).write()
+        written = _Writer(region, graph, names).write()
         renamed = tuple(
             (tensor.node, written.results[tensor])
             for tensor in region.exits

@@ -9,6 +9,8 @@ The hard case: a net whose first convolution alone, on all examples, exceeds the
                      ops between batch norms, with what they read made again in each piece, or without
     plan_split       for 2, 4, 8, ... pieces, those candidates of which the cost model says that a memory plan meets the
                      budget; of these the fastest
+
+Replicas are one program on several devices, so all devices run the same candidate in as many pieces, or none does.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.passes.split.split_regions import SplitPlan, plan_of
+from graph_passes.passes.split.split_regions import SplitPlan, plan_of, plan_of_devices
 from graph_passes.refusals import Reason, Refusal
 
 MOST_PIECES = 32
@@ -40,12 +42,27 @@ class SplitEstimate:
     """What the cost model says of a step that is split.
 
     Attributes:
-        least: bytes that no memory plan goes below.
+        least: bytes that no memory plan goes below; `LARGE` where the step would wait for itself.
         seconds: under the memory plan; None if none meets the budget.
     """
 
     least: int
     seconds: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SplitLane:
+    """The part of a step that runs on one device.
+
+    Attributes:
+        turn: the position of the last forward op.
+        over: ops at whose positions no memory plan meets the budget.
+        device: as the graph's nodes name it; "" where the step has no other.
+    """
+
+    turn: int
+    over: Collection[str]
+    device: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +72,7 @@ class SplitNeeds:
     Attributes:
         order: the step's schedule.
         fetched: tensors that it returns.
-        turn: the position of the last forward op.
-        over: ops at whose positions no memory plan meets the budget.
+        lanes: the devices that it runs on.
         budget: bytes.
         trial: plans the memory of a step that is split.
         faster_than: seconds that a split step has to stay below.
@@ -64,8 +80,7 @@ class SplitNeeds:
 
     order: Sequence[str]
     fetched: Collection[TensorId]
-    turn: int
-    over: Collection[str]
+    lanes: Sequence[SplitLane]
     budget: int
     trial: Callable[[SplitPlan], SplitEstimate]
     faster_than: float = field(default=float("inf"))
@@ -89,33 +104,51 @@ class SplitChoice:
 def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]:
     """The fastest split that meets the budget, of those that were tried."""
     graph = source.read()
-    found = _by_batch(graph, needs)
-    if found is None:
-        return SplitChoice(refused=Reason.SPLIT_NO_BATCH(count=2)), graph
-    parts = list(candidates(found, needs))
-    if not parts:
-        return SplitChoice(refused=Reason.SPLIT_NO_REGION()), graph
-    return _fastest(found, parts, needs), graph
+    found: list[Separable] = []
+    parts: list[dict[str, tuple[Part, ...]]] = []
+    for lane in needs.lanes:
+        one = _by_batch(graph, needs, lane)
+        if one is None:
+            return SplitChoice(refused=_refused(lane, Reason.SPLIT_NO_BATCH(count=2))), graph
+        found.append(one)
+        parts.append(dict(candidates(one, needs, lane)))
+    kinds = [kind for kind in parts[0] if all(kind in each for each in parts)]
+    if not kinds:  # a lane has none, or none of a kind that all others have
+        lane = next((lane for lane, each in zip(needs.lanes, parts, strict=True) if not each), needs.lanes[-1])
+        return SplitChoice(refused=_refused(lane, Reason.SPLIT_NO_REGION())), graph
+    return _fastest(found, [[each[kind] for each in parts] for kind in kinds], needs), graph
 
 
-def _by_batch(graph: Graph, needs: SplitNeeds) -> Separable | None:
+def _refused(lane: SplitLane, why: Refusal) -> Refusal:
+    return Reason.SPLIT_DEVICE(device=lane.device, why=str(why)) if lane.device else why
+
+
+def _by_batch(graph: Graph, needs: SplitNeeds, lane: SplitLane) -> Separable | None:
     """The ops that can work on a piece, for the size of inputs for which these make the most bytes."""
     fetched = {tensor.node for tensor in needs.fetched}
-    every = [separable(graph, needs.order, batch, fetched) for batch in batches(graph)[:_BATCHES]]
+    every = [separable(graph, needs.order, batch, fetched, lane.device) for batch in batches(graph)[:_BATCHES]]
     every = [found for found in every if found.rules]
     return max(every, key=lambda found: found.nbytes(found.rules), default=None)
 
 
-def _fastest(found: Separable, parts: Sequence[Sequence[Part]], needs: SplitNeeds) -> SplitChoice:
+def _fastest(found: Sequence[Separable], parts: Sequence[Sequence[Sequence[Part]]], needs: SplitNeeds) -> SplitChoice:
     """The fastest plan, with a margin in memory where one has it; divisions into more pieces are tried once more after
-    one was found, for they may spare moves."""
+    one was found, for they may spare moves.
+
+    Args:
+        found: of each device, the ops that can work on a piece.
+        parts: of each candidate, what may run on pieces on each device.
+        needs: what else decides.
+    """
     met: list[tuple[SplitEstimate, SplitPlan]] = []
     least, tried, last, count = LARGE, 0, 0, 2
-    most = max(4, min(MOST_TRIALS, MOST_OPS // len(found.order)))
-    while count <= min(MOST_PIECES, found.batch):
+    most = max(4, min(MOST_TRIALS, MOST_OPS // len(needs.order)))
+    most_pieces = min(MOST_PIECES, *(each.batch for each in found))
+    while count <= most_pieces:
         before = least
         for each in parts[: most - tried]:
-            plan = plan_of(found, each, count, needs.fetched)
+            devices = zip(found, each, strict=True)
+            plan = plan_of_devices([plan_of(one, regions, count, needs.fetched) for one, regions in devices])
             trial, tried = needs.trial(plan), tried + 1
             least = min(least, trial.least)
             if trial.seconds is not None and trial.seconds < needs.faster_than:
@@ -126,33 +159,37 @@ def _fastest(found: Separable, parts: Sequence[Sequence[Part]], needs: SplitNeed
             break
         count *= 2
     roomy = [each for each in met if each[0].least <= _MARGIN * needs.budget]
+    if not met and least == LARGE:
+        return SplitChoice(refused=Reason.SPLIT_WAITS())
     if not met:
-        return SplitChoice(
-            refused=Reason.SPLIT_OVER(count=min(count, MOST_PIECES, found.batch), least=f"{least:,}"), least=least
-        )
+        return SplitChoice(refused=Reason.SPLIT_OVER(count=min(count, most_pieces), least=f"{least:,}"), least=least)
     return SplitChoice(min(roomy or met, key=lambda each: each[0].seconds or 0.0)[1], least=least)
 
 
-def candidates(found: Separable, needs: SplitNeeds) -> Iterator[tuple[Part, ...]]:
-    """What may run on pieces, each with its regions in the order in which they run; what helps most comes first."""
+def candidates(found: Separable, needs: SplitNeeds, lane: SplitLane) -> Iterator[tuple[str, tuple[Part, ...]]]:
+    """What may run on pieces on a device, each with its kind, and its regions in the order in which they run; what
+    helps most comes first."""
     seen: set[tuple[Part, ...]] = set()
     sets = levels(found)
     heavy = [each for each in sets if found.nbytes(each) >= _MATTERS * needs.budget]
-    urgent = [each for each in heavy if not each.isdisjoint(needs.over)]
+    urgent = [each for each in heavy if not each.isdisjoint(lane.over)]
     whole = convex(found, found.rules)
-    largest = [((whole, frozenset[str]()),)] if found.nbytes(whole) >= _MATTERS * needs.budget else []
-    between = (urgent, heavy) if len(sets) > 1 else ()
-    tails = _to_the_gradients(found, needs, whole)
-    for each in (*largest, *tails, *(part for some in between for part in _between_borders(found, some))):
+    largest = [("largest", ((whole, frozenset[str]()),))] if found.nbytes(whole) >= _MATTERS * needs.budget else []
+    between = (("urgent", urgent), ("heavy", heavy)) if len(sets) > 1 else ()
+    tails = _to_the_gradients(found, needs, lane, whole)
+    borders = (part for name, some in between for part in _between_borders(found, name, some))
+    for kind, each in (*largest, *tails, *borders):
         if each and each not in seen:
             seen.add(each)
-            yield each
+            yield kind, each
 
 
-def _to_the_gradients(found: Separable, needs: SplitNeeds, whole: frozenset[str]) -> Iterator[tuple[Part, ...]]:
+def _to_the_gradients(
+    found: Separable, needs: SplitNeeds, lane: SplitLane, whole: frozenset[str]
+) -> Iterator[tuple[str, tuple[Part, ...]]]:
     """The ops from a kept tensor to the loss and back to the gradients of what follows that tensor."""
     place = {name: index for index, name in enumerate(found.order)}
-    forward = sorted(place[name] for name in whole if place[name] <= needs.turn)
+    forward = sorted(place[name] for name in whole if place[name] <= lane.turn)
     total = found.nbytes(found.order[position] for position in forward)
     for share in _CUTS:
         made, start = 0, None
@@ -168,11 +205,13 @@ def _to_the_gradients(found: Separable, needs: SplitNeeds, whole: frozenset[str]
         end = max(read, default=start)
         tail = convex(found, [name for name in whole if start <= place[name] <= end])
         if found.nbytes(tail) >= _MATTERS * needs.budget:
-            yield ((tail, frozenset()),)
+            yield f"tail {share}", ((tail, frozenset()),)
 
 
-def _between_borders(found: Separable, sets: Sequence[frozenset[str]]) -> Iterator[tuple[Part, ...]]:
+def _between_borders(
+    found: Separable, name: str, sets: Sequence[frozenset[str]]
+) -> Iterator[tuple[str, tuple[Part, ...]]]:
     """These sets between ops that need all of the batch, with what they read kept, partly made again, or made again."""
-    yield tuple((each, frozenset[str]()) for each in sets)
-    yield tuple((each, again(found, each, products=False)) for each in sets)
-    yield tuple((each, again(found, each)) for each in sets)
+    yield name, tuple((each, frozenset[str]()) for each in sets)
+    yield f"{name}, products kept", tuple((each, again(found, each, products=False)) for each in sets)
+    yield f"{name}, again", tuple((each, again(found, each)) for each in sets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from graph_passes.analysis.batch.separable import Separable
@@ -19,38 +19,36 @@ class Exactness(StrEnum):
 
 @dataclass(frozen=True)
 class SplitRegion:
-    """Ops that run piece by piece.
+    """Ops of one device that run piece by piece.
 
     Attributes:
         name: of the region.
+        pieces: how many examples each piece has, the larger ones first.
         members: names of its ops, which the pieces replace, in the schedule's order.
         again: names of ops that each piece runs again, in the schedule's order; the op itself stays.
         exits: tensors of members that other ops read, or that are fetched.
+        separable: the rules of its ops.
     """
 
     name: str
+    pieces: tuple[int, ...]
     members: tuple[str, ...]
     again: tuple[str, ...]
     exits: tuple[TensorId, ...]
+    separable: Separable = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """Which ops run on pieces of the batch, and on how many.
+    """Which ops run on pieces of the batch.
 
     Attributes:
-        batch: how many examples there are.
-        pieces: how many each piece has, the larger ones first.
-        regions: what runs piece by piece, in the order in which it runs.
+        regions: what runs piece by piece: of each device in the order in which it runs.
         fetched: tensors that the step returns.
-        separable: the rules of their ops.
     """
 
-    batch: int
-    pieces: tuple[int, ...]
     regions: tuple[SplitRegion, ...]
     fetched: frozenset[TensorId]
-    separable: Separable = field(repr=False, compare=False)
 
     @property
     def exactness(self) -> Exactness:
@@ -71,12 +69,19 @@ def plan_of(
     fetched: Collection[TensorId],
 ) -> SplitPlan:
     """The plan that runs `parts`, each of (members, ops that run again), in `count` pieces."""
-    regions = []
+    regions, pieces = [], sizes_of_pieces(found.batch, count)
     for number, (members, again) in enumerate(parts):
         exits = _exits(found, members, parts, fetched)
         ordered, more = (tuple(name for name in found.order if name in names) for names in (members, again))
-        regions.append(SplitRegion(f"split_{number}", ordered, more, exits))
-    return SplitPlan(found.batch, sizes_of_pieces(found.batch, count), tuple(regions), frozenset(fetched), found)
+        regions.append(SplitRegion(f"split_{number}", pieces, ordered, more, exits, found))
+    return SplitPlan(tuple(regions), frozenset(fetched))
+
+
+def plan_of_devices(plans: Sequence[SplitPlan]) -> SplitPlan:
+    """One plan of those of several devices, of which none has ops of another's."""
+    regions = [region for plan in plans for region in plan.regions]
+    named = tuple(replace(region, name=f"split_{number}") for number, region in enumerate(regions))
+    return SplitPlan(named, frozenset().union(*(plan.fetched for plan in plans)))
 
 
 def _exits(

@@ -1,0 +1,93 @@
+"""A step of several replicas with parts that run on pieces of the batch: each lane's along the batch of its replica.
+
+    lane of GPU:0    f0 f0 | f0 f0 -> sum0 -> c0 -> update      c0 and c1 are one all-reduce, of the sums of all pieces,
+    lane of GPU:1    f1 f1 | f1 f1 -> sum1 -> c1 -> update      and run once in each step, as without pieces
+
+A piece has ops of one lane, and waits for that lane alone: so no edge that is added joins two lanes. Replicas are one
+program, so all lanes have as many pieces, or none has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from custom_ops.background import go_on
+from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.analysis.peers import meetings, waits_for_itself
+from graph_passes.errors import GraphError, InfeasibleBudgetError
+from graph_passes.graph.order import is_acyclic
+from graph_passes.passes.offload.lanes import LanePlan, Pool, lane_shares, plan_lanes
+from graph_passes.passes.offload.options import Effort, OffloadOptions
+from graph_passes.passes.split.apply import split_graph
+from graph_passes.passes.split.plan import LARGE, SplitEstimate, SplitLane, SplitNeeds
+from graph_passes.passes.split.split_regions import SplitPlan
+from graph_passes.pipeline import Step
+from graph_passes.refusals import Reason, Refusal
+from graph_passes.splitting import CLEARLY, SplitStep, divided, over_budget, read_again
+
+
+def split_lanes(
+    step: Step,
+    timeline_of: Callable[[Step], Timeline],
+    pools: Sequence[Pool],
+    default: str,
+    options: OffloadOptions,
+    rate: float = 0.0,
+) -> SplitStep | Refusal:
+    """The fastest division of all lanes that meets the budgets of their pools, or why there is none.
+
+    Args:
+        step: of all replicas of this process; not changed.
+        timeline_of: a step under a cost model.
+        pools: the memory of all lanes.
+        default: the device of ops that name none.
+        options: of the memory plans.
+        rate: see `split_step`.
+    """
+    if options.split == "never":
+        return Reason.SPLIT_NEVER()
+    try:
+        meetings(step.graph)
+    except GraphError as error:
+        return Reason.SPLIT_SHARED(detail=str(error))
+    timeline = timeline_of(step)
+    shares = lane_shares(step.graph, timeline, pools, default)
+    full = next((lane for lane in shares if lane.budget <= lane.timeline.base), None)
+    if full is not None:
+        why = Reason.SPLIT_BASE(base=f"{full.timeline.base:,}")
+        return Reason.SPLIT_DEVICE(device=full.device, why=str(why))
+    budget = min(pool.planned_budget for pool in pools)
+
+    def trial(plan: SplitPlan) -> SplitEstimate:
+        go_on()
+        graph, order = split_graph(plan, step.graph)
+        if not is_acyclic(graph) or waits_for_itself(graph):
+            return SplitEstimate(LARGE)
+        found = read_again(step, graph, order)
+        try:
+            planned = plan_lanes(
+                graph, timeline_of(found), pools, default, options, relax=not step.merging, effort=Effort.GREEDY
+            )
+        except InfeasibleBudgetError as error:
+            return SplitEstimate(error.least)
+        return SplitEstimate(
+            round(budget * max(map(_needed, planned))), max(each.plan.after.seconds for each in planned)
+        )
+
+    seconds = max(float(lane.timeline.begins[-1]) for lane in shares)
+    lanes = [
+        SplitLane(lane.timeline.turn, over_budget(lane.timeline, lane.budget, options), lane.device) for lane in shares
+    ]
+    faster_than = CLEARLY * seconds / rate if rate else float("inf")
+    found = divided(step, SplitNeeds(step.order, step.fetches, lanes, budget, trial, faster_than))
+    if isinstance(found, Refusal):
+        return found
+    peaks = {lane.device: lane.timeline.peak for lane in shares}
+    return replace(found, peak_before=max(peaks.values()), seconds_before=seconds, peaks_before=peaks)
+
+
+def _needed(lane: LanePlan) -> float:
+    """The share of its budget that no plan of a lane goes below."""
+    plan = lane.plan
+    return (plan.verdict.smallest_budget if plan.verdict else plan.after.peak) / plan.budget

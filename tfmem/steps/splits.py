@@ -1,0 +1,34 @@
+"""Divides a step along the batch: on one device, or in the lanes of all replicas."""
+
+from __future__ import annotations
+
+from graph_passes.analysis.cost.model import CostModel
+from graph_passes.analysis.peers import lanes
+from graph_passes.lane_splitting import split_lanes
+from graph_passes.pipeline import Step
+from graph_passes.refusals import Refusal
+from graph_passes.splitting import SplitStep, split_step
+from tfmem.runtime.engine import Engine
+from tfmem.steps.replicas import budgets_on_devices, estimated, in_use_on_devices, pools_under
+
+
+def split_under(
+    step: Step, engine: Engine, budget: int, rate: float = 0.0, costs: CostModel | None = None
+) -> SplitStep | Refusal:
+    """The fastest division of a step that meets the budget, or why there is none.
+
+    Args:
+        step: the step; not changed.
+        engine: options, op library and devices. Each device of a step of several has its budget there.
+        budget: bytes, of a step of one device.
+        rate: share of the unlimited rate that the step keeps with nothing split; see `split_step`.
+        costs: of its ops; by default an estimate, with the memory that is in use now.
+    """
+    options, graph = engine.settings.options.offload, step.graph
+    if not step.shared:
+        by = costs or engine.estimate(workspace=False)
+        return split_step(step, lambda each: each.timeline(by), engine.link, budget, options, rate)
+    by = costs or estimated(engine)
+    pools = pools_under(graph, engine, budgets_on_devices(step, engine), {}, in_use_on_devices(graph, engine))
+    default = next(iter(lanes(graph)), "")
+    return split_lanes(step, lambda each: each.timeline(by), pools, default, options, rate)

@@ -19,7 +19,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfmem
-from tfmem.steps import measuring, replicas
+from tfmem.steps import measuring
 
 ROWS, WIDTH = 1024, 128
 BATCH = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -262,24 +262,6 @@ def a_budget_that_is_too_small_is_refused() -> None:
         np.testing.assert_array_equal(weight.numpy(), old)
 
 
-def slow_moves_say_why_no_split_is_looked_for() -> None:
-    """Where a step of one device would be divided: on a GPU by default, on a CPU if it is asked for."""
-    for split in ("faster", "auto"):
-        step = tfmem.optimize(
-            tf.function(Training(mirrored()).in_all),
-            memory_budget=round(0.8 * usual_peak()),
-            cache_directory="",
-            offload=tfmem.OffloadOptions(split=split),
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(replicas, "CLEARLY", float("inf"))
-            step(tf.constant(BATCH))
-        report = tfmem.report(step)
-        assert report.transfers
-        said = [note for note in report.notes if note.startswith("not split along the batch: other devices take part")]
-        assert len(said) == (split == "faster"), report.notes
-
-
 def trained(library: Any, budget: int | None) -> tuple[Any, Any]:
     """A model, and all that `fit`, `evaluate` and `predict` give, with partial last batches."""
     x, y = BATCH, np.arange(ROWS) % 7
@@ -370,7 +352,6 @@ LOOPS = (
     a_step_that_may_fit_is_not_probed,
     tensors_move_on_each_device,
     a_budget_that_is_too_small_is_refused,
-    slow_moves_say_why_no_split_is_looked_for,
     moves_are_bounded_by_what_the_host_takes,
     steps_that_take_more_than_planned_are_planned_again,
     what_other_models_fill_is_no_bug,

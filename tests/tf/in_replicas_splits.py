@@ -14,8 +14,11 @@ import tensorflow as tf
 import tf_keras
 
 import tfmem
+from graph_passes import lane_splitting
 from graph_passes.passes.split.split_regions import Exactness
 from tests.tf.in_replicas import AMPLE, MIB, mirrored, run_cases
+from tfmem.steps import dividing, splits
+from tfmem.steps.phases import Phase
 
 ROWS, STEPS = 64, 6
 IMAGES = np.random.default_rng(0).normal(size=(ROWS, 32, 32, 2)).astype(np.float32)
@@ -179,6 +182,66 @@ def verification_says_how_near_results_are() -> None:
     assert not held.bit_equal
 
 
+def contested(measured: float, draws: str = "stateful") -> tuple[Any, list[Any], bool]:
+    """A step whose moves are said to be slow, until it is settled; its losses are those of the unmodified step.
+
+    Args:
+        measured: how much of the time of moves the divided step may take, as measured.
+        draws: see `Net`.
+
+    Returns:
+        Its report, its phases, and whether losses were equal to the bit.
+    """
+    plain, ours, arguments = Net(draws), Net(draws), dealt()
+    step = optimized(ours.in_all, AMPLE)
+    step(*arguments)
+    budget, ours = int(0.7 * tfmem.report(step).peak_before), Net(draws)
+    step, phases, found = optimized(ours.in_all, budget, split="faster"), [], []
+    tf.random.set_seed(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dividing, "rate_of", lambda *_: 1e-9)
+        patch.setattr(lane_splitting, "CLEARLY", float("inf"))
+        patch.setattr(dividing, "CLEARLY", measured)
+        while not phases or not phases[-1].is_final:
+            found.append(float(step(*arguments)))
+            ((managed,),) = [list(each.values()) for each in step._steps.values()]
+            managed.wait()
+            phases += [managed.phase] if managed.phase not in phases[-1:] else []
+        found += [float(step(*arguments)) for _ in range(3)]
+    expected = losses(tf.function(plain.in_all), arguments, len(found))
+    close(found, expected)
+    close(ours.values(), plain.values())
+    return tfmem.report(step), phases, found == expected
+
+
+def pieces_that_are_faster_stay() -> None:
+    report, phases, _ = contested(float("inf"))
+    assert phases[-2:] == [Phase.DIVIDING, Phase.SETTLED], phases
+    assert {record.device for record in report.splits} == {"CPU:0", "CPU:1"}, report
+    assert any(str(note).startswith("split along the batch: ") for note in report.notes), report.notes
+    assert report.step_measured_ns
+
+
+def pieces_that_are_not_faster_go() -> None:
+    """Random streams go on in the step that has moves; some steps were divided, and the report says so."""
+    report, phases, _ = contested(1e-9)
+    assert phases[-2:] == [Phase.DIVIDING, Phase.SETTLED], phases
+    assert not report.splits
+    (note,) = (str(note) for note in report.notes if "not split along the batch" in str(note))
+    assert note.startswith("not split along the batch, after some steps that were, whose sums are equal to rounding: ")
+
+
+def pieces_that_fail_go() -> None:
+    """After an error of tfmem's the step keeps its moves, and its bits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "split_lanes", lambda *_: {}[168])
+        with pytest.warns(tfmem.TfmemWarning, match="splitting the batch failed"):
+            report, phases, equal = contested(float("inf"))
+    assert phases[-2:] == [Phase.DIVIDING, Phase.SETTLED], phases
+    assert equal
+    assert not report.splits
+
+
 def what_cannot_be_split_says_why() -> None:
     arguments = dealt()
     with pytest.raises(tfmem.InfeasibleBudgetError, match="not split along the batch: split='never' was passed"):
@@ -238,6 +301,7 @@ CASES = {
         verification_says_how_near_results_are,
         what_cannot_be_split_says_why,
     ),
+    "faster": (pieces_that_are_faster_stay, pieces_that_are_not_faster_go, pieces_that_fail_go),
     "draws": (stateless_draws_are_those_of_the_unmodified_step, generators_are_those_of_the_unmodified_step),
     "keras": (models_of_keras_train,),
     "tf_keras": (models_of_tf_keras_train,),

@@ -13,7 +13,7 @@ from graph_passes.analysis.memory.observe import Sample
 from graph_passes.decision import Decision, Missed
 from graph_passes.errors import HostMemoryError, InfeasibleBudgetError, ReplicasError
 from graph_passes.graph.ir import Function, Graph, Node
-from graph_passes.passes.offload.options import Effort
+from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.pipeline import Step
 from graph_passes.refusals import Reason
 from graph_passes.report import Report
@@ -23,7 +23,7 @@ from tfmem.api import make_engine
 from tfmem.options import Options
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.estimate import TimedCosts
-from tfmem.steps import planning
+from tfmem.steps import planning, replicas
 from tfmem.steps.lane_trials import LaneTrial, best_of, same, worth_running
 from tfmem.steps.replicas import (
     budgets_on_devices,
@@ -309,3 +309,18 @@ def test_devices_whose_ops_are_all_in_a_loop_are_not_planned_one_by_one(
     whole = "/job:localhost/replica:0/task:0/device:{}".format
     why = undivided(calling([*map(whole, outside)], [*map(whole, inside)]), kind)
     assert why == (f"all that runs on {whole(found)} is inside of functions that the step calls" if found else "")
+
+
+@pytest.mark.parametrize("waits", ["", "'reduce0/0' (CollectiveReduceV2)"])
+def test_slow_moves_of_several_workers_say_why_no_split_is_looked_for(waits: str) -> None:
+    """A step of one process is divided to see whether that is faster; for several, all would have to agree."""
+    options = Options(memory_budget="1GiB", cache_directory="", offload=OffloadOptions(split="faster"))
+    engine, step = make_engine(options), Step.read(on_cpus(training_step(NET)))
+    plans = plan_replicas(step, engine, {"CPU:0": scarce(step, engine)})
+    with (
+        mock.patch.object(replicas, "CLEARLY", float("inf")),
+        mock.patch.object(replicas, "waits_for_others", return_value=waits),
+    ):
+        notes = describe_replicas(step, plans, engine, "train").notes
+    said = [note for note in notes if str(note).startswith("not split along the batch: other devices take part")]
+    assert len(said) == bool(waits)

@@ -3,37 +3,45 @@
     all else is decided              the ops' times say which share of the unlimited rate the step keeps
     a thread divides the step        for the same budget, if the cost model says that it is clearly faster
     a call tries it in dry runs      which write no variable; a separate step passes through the phases of any other
+    or calls train with it           if it is of several replicas, which have no dry runs, until that step is settled
     the faster one stays             by the times that both were measured with, of those within the budget
 
 Without this, less memory may be faster: a budget that only a split meets keeps what the split keeps, and moves for a
 larger budget may keep less. A split adds sums in another order. So it has to be clearly faster (`CLEARLY`), as
-predicted and as measured; a step that keeps its moves has computed nothing else meanwhile; and no clock decides about
-numbers that would be equal in two runs: on a CPU, or with deterministic ops.
+predicted and as measured; a step of one device that keeps its moves has computed nothing else meanwhile; and no clock
+decides about numbers that would be equal in two runs: on a CPU, or with deterministic ops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from graph_passes.analysis.cost.model import CostModel
 from graph_passes.graph.ops import has_regions
 from graph_passes.refusals import Refusal
 from graph_passes.report import Report
 from graph_passes.splitting import CLEARLY
 from tfmem.capture.error_text import said
 from tfmem.runtime.faults import is_fault
+from tfmem.runtime.out_of_memory import SUSPECTS
 from tfmem.runtime.settings import Settings
 from tfmem.steps.composed import memory_engine, more_over
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Transition
+from tfmem.steps.replicas import in_use_on_devices, waits_for_others
 from tfmem.steps.states import Checking, Dividing, Settled, StepState
 from tfmem.steps.trace import Trace
 from tfmem.steps.work import Work
 
+if TYPE_CHECKING:
+    from tfmem.steps.managed_step import ManagedStep
+
+_WHOLE_AGAIN = "not split along the batch, after some steps that were, whose sums are equal to rounding"
 MEANWHILE = "whether a split along the batch is faster is not known yet"
 
 
@@ -43,8 +51,12 @@ def before_the_end(job: Job, move: Transition[StepState]) -> Transition[StepStat
     rate = _rate(job, state.report) if isinstance(state, Settled) else None
     if rate is None or not isinstance(state, Settled):
         return move
-    costs = job.engine.estimate(workspace=False)  # now, between two calls: what is in use then is no tensor of a call
-    work = Work(partial(_divided, job, rate, costs), "tfmem splitting")
+    known: dict[str, Any]  # now, between two calls: what is in use then is no tensor of a call
+    if job.trace.shared:
+        known = {"in_use": in_use_on_devices(job.trace.step.graph, job.engine)}
+    else:
+        known = {"costs": job.engine.estimate(workspace=False)}
+    work = Work(partial(_divided, job, rate, known), "tfmem splitting")
     return Transition(Event.DIVIDES, Dividing(**vars(state), stays=state, work=work))
 
 
@@ -64,9 +76,11 @@ def may_be_faster(settings: Settings, trace: Trace, rate: float) -> bool:
         trace: the step, read.
         rate: the share of the unlimited rate that its moves keep.
     """
-    if not settings.splits_by_time or trace.split or trace.shared or trace.of_replicas or has_regions(trace.step.graph):
+    if not settings.splits_by_time or trace.split or has_regions(trace.step.graph) or not 0 < rate <= CLEARLY:
         return False
-    return 0 < rate <= CLEARLY and can_dry_run(trace.step.graph)
+    if trace.shared:  # other processes would have to agree
+        return not waits_for_others(trace.step.graph)
+    return not trace.of_replicas and can_dry_run(trace.step.graph)
 
 
 def rate_of(report: Report) -> float:
@@ -76,10 +90,10 @@ def rate_of(report: Report) -> float:
     return report.verdict.seconds_unlimited * 1e9 / report.step_measured_ns
 
 
-def _divided(job: Job, rate: float, costs: CostModel) -> Trace | Refusal:
+def _divided(job: Job, rate: float, known: Mapping[str, Any]) -> Trace | Refusal:
     trace = job.trace.variant(job.trace.optimized(), memory_engine(job.engine), rehearsed=True)
     trace.read()
-    return trace.divide(job.limit, rate, costs) or trace
+    return trace.divide(job.limit, rate, **known) or trace
 
 
 def divided(state: Dividing) -> Trace | None:
@@ -139,6 +153,57 @@ def decided(job: Job, state: Dividing, trace: Trace, tried: StepState) -> tuple[
     )
     kept = (*tried.kept, state.function)  # random streams go on in its kernels, until the divided step has run
     return replace(job, trace=trace), Transition(Event.CHOSEN, replace(tried, report=report, notes=notes, kept=kept))
+
+
+def called(
+    job: Job,
+    state: Dividing,
+    step: ManagedStep,
+    call: Callable[[], Any],
+    go_on: Callable[[Transition[StepState]], StepState],
+) -> Any:
+    """What a call of the divided step of several replicas returns.
+
+    Args:
+        job: the step with its moves.
+        state: what would run without pieces.
+        step: the divided one.
+        call: calls that.
+        go_on: takes what follows, if anything does.
+    """
+    try:
+        result = call()
+    except SUSPECTS as error:  # the next call runs the step with its moves
+        go_on(failed(job, state, error))
+        raise
+    if step.settled:
+        go_on(decided_on(state, step.report, step.running))
+    return result
+
+
+def decided_on(state: Dividing, report: Report, function: Any) -> Transition[StepState]:
+    """What follows once the divided step of several replicas is settled.
+
+    Args:
+        state: what ran before.
+        report: of the divided step.
+        function: runs it.
+    """
+    given = state.report
+    before, after = ((each.step_measured_ns or 0) / 1e6 for each in (given, report))
+    state = replace(state, stays=replace(state.stays, kept=(*state.stays.kept, function)))  # its streams go on
+    if not after:
+        return whole(state, f"{_WHOLE_AGAIN}: what that takes could not be measured")
+    if excess := more_over(given, report):
+        return whole(state, f"{_WHOLE_AGAIN}: that takes {excess:,} bytes more than the budget")
+    times = f"{after:.3g} ms a step, {before:.3g} ms with nothing split"
+    if after > CLEARLY * before:
+        return whole(state, f"{_WHOLE_AGAIN}: that takes {times}")
+    notes = (*report.notes, f"split along the batch: {times}")
+    report = replace(report, notes=notes, passes=given.passes, jit_compile=given.jit_compile)
+    kept = (*state.kept, state.function)
+    settled = Settled(function=function, report=report, notes=state.notes, kept=kept)
+    return Transition(Event.STAYS, settled)
 
 
 def meanwhile(report: Report) -> Report:

@@ -95,11 +95,8 @@ class ManagedStep:
         others = BatchProfiles() if others is None else others
         self._job = job = Job(engine, trace, others, engine.settings.budget, next(_runs), elsewhere)
         self._machine: StepMachine[StepState] = StepMachine(trace.name, job.given())
-        count = len(concrete.graph.get_operations())
-        with (
-            shown(engine.settings.options.progress, lambda: f"planning {self._machine.name} ({count:,} ops)"),
-            held_off(),
-        ):
+        what = f"planning {trace.name} ({len(concrete.graph.get_operations()):,} ops)"
+        with shown(engine.settings.options.progress, lambda: what), held_off():
             self._move(begin(job))
             self._go_on()
 
@@ -130,8 +127,7 @@ class ManagedStep:
                 error = state.work.error or RuntimeError("planning ended without a result")
                 self._job = job = replace(self._job, trace=self._new_trace())
                 notes = (job.noted(error, "planning in the background", "the unmodified step runs"),)
-                report = replace(state.report, notes=notes)
-                self._move(left(job, replace(state, report=report), Event.FAULT))
+                self._move(left(job, replace(state, report=replace(state.report, notes=notes)), Event.FAULT))
             self._go_on()
             return self._state
 
@@ -149,13 +145,15 @@ class ManagedStep:
         """The state, after dry runs of a step that a thread has divided."""
         with self._lock:
             state, job = self._state, self._job
-            if not isinstance(state, Dividing) or not state.work.done:
+            if not isinstance(state, Dividing) or state.step is not None or not state.work.done:
                 return state
             try:
                 trace = dividing.divided(state)
                 if trace is None:
                     return self._machine.move(dividing.whole(state))
                 step = ManagedStep(self._given, composed.memory_engine(job.engine), trace=trace)
+                if trace.shared:  # calls train with it, since replicas have no dry runs
+                    return self._machine.move(Transition(Event.RAN, replace(state, step=step)))
                 step._run_probed(args, kwargs)
                 self._job, move = dividing.decided(job, state, trace, step._state)
             except Exception as error:  # no variable was written: the step keeps its moves
@@ -221,7 +219,7 @@ class ManagedStep:
             state = self._after_solving()
         elif isinstance(state, Dividing):
             state = self._after_dividing(args, kwargs)
-        if isinstance(state, Planning | Solving | Dividing):
+        if isinstance(state, Planning | Solving) or (isinstance(state, Dividing) and state.step is None):
             result = call_traced(state.function, args, kwargs)
             state.work.begin()
             return result
@@ -234,8 +232,12 @@ class ManagedStep:
 
     def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a step that is measured, until it has run other than dry; then go on to what follows."""
-        if isinstance(self._state, Composing):
+        if isinstance(state := self._state, Composing):
             return self._with_regions(args, kwargs)
+        if isinstance(state, Dividing) and state.step is not None:
+            return dividing.called(
+                self._job, state, state.step, partial(state.step, *args, **kwargs), self._machine.move
+            )
         done, result = self._run_probed(args, kwargs)
         if not done:
             result = self._unprobed(args, kwargs)

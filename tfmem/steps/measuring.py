@@ -191,7 +191,7 @@ def _checked_on(job: Job, state: Watching) -> Transition[StepState]:
             return Transition(Event.OVER, _trying(job, state, plans))
         if len(best.peaks) < CHECKS and best is trial:  # nothing is left to try
             return Transition(Event.RAN, replace(state, trials=state.trials[:-1], replans=CPU_RETRIES))
-    report = measured_replicas(best.report, best.peaks, last=True)
+    report = replace(measured_replicas(best.report, best.peaks, last=True), step_measured_ns=round(best.seconds * 1e9))
     tried = (f"plans tried: {'; '.join(map(str, state.trials))}",) if len(state.trials) > 1 else ()
     report = replace(report, notes=tuple(dict.fromkeys((*report.notes, *state.notes, *tried))))
     return left(job, replace(state, function=best.function, report=report), Event.WITHIN)

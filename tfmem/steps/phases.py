@@ -173,7 +173,7 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
     },
     Phase.TUNING: {Event.STAYS: Phase.SETTLED, Event.TIMED: Phase.COMPARING, Event.COMPILES: Phase.COMPILING},
     Phase.COMPILING: {Event.BEGUN: Phase.COMPILING, Event.STAYS: Phase.SETTLED, Event.TIMED: Phase.COMPARING},
-    Phase.DIVIDING: {Event.CHOSEN: Phase.CHECKING, Event.STAYS: Phase.SETTLED},
+    Phase.DIVIDING: {Event.RAN: Phase.DIVIDING, Event.CHOSEN: Phase.CHECKING, Event.STAYS: Phase.SETTLED},
     Phase.SETTLED: {},
     Phase.FAILED: {},
 }

@@ -272,8 +272,8 @@ def describe_replicas(
 
 
 def _not_split(step: pipeline.Step, engine: Engine, reports: Sequence[Report]) -> list[str]:
-    """A note where a step of one device would be divided to see whether that is faster."""
-    if not engine.settings.splits_by_time:
+    """A note where a step of one process would be divided to see whether that is faster."""
+    if not engine.settings.splits_by_time or not waits_for_others(step.graph):
         return []
     rates = [report.verdict.rate for report in reports if report.transfers and report.verdict is not None]
     if min(rates, default=1.0) > CLEARLY:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.peers import lanes
 from graph_passes.lane_splitting import split_lanes
@@ -13,7 +15,12 @@ from tfmem.steps.replicas import budgets_on_devices, estimated, in_use_on_device
 
 
 def split_under(
-    step: Step, engine: Engine, budget: int, rate: float = 0.0, costs: CostModel | None = None
+    step: Step,
+    engine: Engine,
+    budget: int,
+    rate: float = 0.0,
+    costs: CostModel | None = None,
+    in_use: Mapping[str, int] | None = None,
 ) -> SplitStep | Refusal:
     """The fastest division of a step that meets the budget, or why there is none.
 
@@ -23,12 +30,14 @@ def split_under(
         budget: bytes, of a step of one device.
         rate: share of the unlimited rate that the step keeps with nothing split; see `split_step`.
         costs: of its ops; by default an estimate, with the memory that is in use now.
+        in_use: bytes by allocator that are taken while no step of several devices runs; by default what is in use now.
     """
     options, graph = engine.settings.options.offload, step.graph
     if not step.shared:
         by = costs or engine.estimate(workspace=False)
         return split_step(step, lambda each: each.timeline(by), engine.link, budget, options, rate)
     by = costs or estimated(engine)
-    pools = pools_under(graph, engine, budgets_on_devices(step, engine), {}, in_use_on_devices(graph, engine))
+    in_use = in_use_on_devices(graph, engine) if in_use is None else in_use
+    pools = pools_under(graph, engine, budgets_on_devices(step, engine), {}, in_use)
     default = next(iter(lanes(graph)), "")
     return split_lanes(step, lambda each: each.timeline(by), pools, default, options, rate)

@@ -337,11 +337,13 @@ class Dividing(StepState):
     Attributes:
         stays: what follows if the step stays as it is.
         work: the divided step, or why there is none.
+        step: the divided step of several replicas, which calls run until it is settled; None before.
     """
 
     phase = Phase.DIVIDING
     stays: Settled
     work: Work[Trace | Refusal]
+    step: ManagedStep | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

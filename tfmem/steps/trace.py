@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from graph_passes import pipeline
-from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.memory.pieces import splits
 from graph_passes.analysis.memory.replica_step import shared_by
 from graph_passes.analysis.memory.session_step import waits_in_place, with_waits
@@ -218,20 +217,20 @@ class Trace:
         dry_run = (engine.settings.target.is_gpu or self._rehearsed) and can_dry_run(graph)
         self._read = _Read(captured, step, self.graphs_of(captured), dry_run)
 
-    def divide(self, budget: int, rate: float = 0.0, costs: CostModel | None = None) -> Refusal | None:
+    def divide(self, budget: int, rate: float = 0.0, **known: Any) -> Refusal | None:
         """Let parts of the step run on pieces of the batch from now on, or say why not; of a trace that was read.
 
         Args:
-            budget, rate, costs: see `split_under`.
+            budget, rate, known: see `split_under`.
         """
-        engine, known = self._engine, self._known
-        if self.split is not None or has_regions(known.step.graph):
+        read = self._known
+        if self.split is not None or has_regions(read.step.graph):
             return Reason.SPLIT_AGAIN()
-        found = split_under(known.step, engine, budget, rate, costs)
+        found = split_under(read.step, self._engine, budget, rate, **known)
         if isinstance(found, Refusal):
             return found
-        graph_def = serde.to_graph_def(found.graph, known.captured.graph_def)
-        captured = replace(known.captured, graph_def=graph_def, creation_order=found.order)
+        graph_def = serde.to_graph_def(found.graph, read.captured.graph_def)
+        captured = replace(read.captured, graph_def=graph_def, creation_order=found.order)
         self._draws = self.drawing().streams  # graphs that ran before continue in this one
         self._optimized, self.split, self._in_pieces, self._kept = captured, found, True, None
         self.read()

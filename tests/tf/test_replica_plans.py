@@ -15,7 +15,7 @@ from graph_passes.errors import HostMemoryError, InfeasibleBudgetError, Replicas
 from graph_passes.graph.ir import Function, Graph, Node
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.pipeline import Step
-from graph_passes.refusals import Reason
+from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report
 from tests.spmd_graphs import Spmd, training_step
 from tests.tf.memory_in_use import in_use
@@ -23,7 +23,7 @@ from tfmem.api import make_engine
 from tfmem.options import Options
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.estimate import TimedCosts
-from tfmem.steps import planning, replicas
+from tfmem.steps import planning, replicas, splits
 from tfmem.steps.lane_trials import LaneTrial, best_of, same, worth_running
 from tfmem.steps.replicas import (
     budgets_on_devices,
@@ -39,6 +39,7 @@ from tfmem.steps.replicas import (
     usual_replicas,
 )
 from tfmem.steps.rooms import LaneRooms, room_of
+from tfmem.steps.splits import split_under
 from tfmem.steps.states import Given
 
 NET = Spmd((2, 3, 1, 2, 4), (0, 0, 0, 1, 2), 2, 2)
@@ -309,6 +310,18 @@ def test_devices_whose_ops_are_all_in_a_loop_are_not_planned_one_by_one(
     whole = "/job:localhost/replica:0/task:0/device:{}".format
     why = undivided(calling([*map(whole, outside)], [*map(whole, inside)]), kind)
     assert why == (f"all that runs on {whole(found)} is inside of functions that the step calls" if found else "")
+
+
+@pytest.mark.parametrize("waits", ["", "'reduce0/0' (CollectiveReduceV2)"])
+def test_a_step_of_several_workers_is_not_split(waits: str) -> None:
+    engine, step = (
+        make_engine(Options(memory_budget="1GiB", cache_directory="")),
+        Step.read(on_cpus(training_step(NET))),
+    )
+    with mock.patch.object(splits, "waits_for_others", return_value=waits):
+        found = split_under(step, engine, 1 << 30)
+    assert isinstance(found, Refusal)
+    assert (found.reason is Reason.SPLIT_SHARED) is bool(waits)
 
 
 @pytest.mark.parametrize("waits", ["", "'reduce0/0' (CollectiveReduceV2)"])

@@ -8,10 +8,10 @@ from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.peers import lanes
 from graph_passes.lane_splitting import split_lanes
 from graph_passes.pipeline import Step
-from graph_passes.refusals import Refusal
+from graph_passes.refusals import Reason, Refusal
 from graph_passes.splitting import SplitStep, split_step
 from tfmem.runtime.engine import Engine
-from tfmem.steps.replicas import budgets_on_devices, estimated, in_use_on_devices, pools_under
+from tfmem.steps.replicas import budgets_on_devices, estimated, in_use_on_devices, pools_under, waits_for_others
 
 
 def split_under(
@@ -36,6 +36,8 @@ def split_under(
     if not step.shared:
         by = costs or engine.estimate(workspace=False)
         return split_step(step, lambda each: each.timeline(by), engine.link, budget, options, rate)
+    if waits_for_others(graph):  # workers agree on moves, and not on what they divide
+        return Reason.SPLIT_SHARED(detail=step.shared)
     by = costs or estimated(engine)
     in_use = in_use_on_devices(graph, engine) if in_use is None else in_use
     pools = pools_under(graph, engine, budgets_on_devices(step, engine), {}, in_use)

@@ -15,7 +15,7 @@ from graph_passes.analysis.op_pattern import NodePattern, OpPattern, patterns_of
 from graph_passes.analysis.peers import is_collective, meetings, united_order, waits_for_itself
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
-from graph_passes.passes.fuse.equal_kernels import behind_sums
+from graph_passes.passes.fuse.equal_kernels import behind_sums, needed_by_updates
 from graph_passes.passes.fuse.partition.canonical_order import CanonicalOrder
 from graph_passes.passes.fuse.partition.partition import partition_graph
 from graph_passes.passes.fuse.plan import Needs, plan_fusion
@@ -177,6 +177,14 @@ def test_what_updates_depend_on_in_their_own_lane_alone() -> None:
     mine = {"split", "rate", "w0", "w1", "m0", "m1", "u0", "u1", "count"}
     expected = {name for name in graph.nodes if name.replace("/0", "").replace("/1", "") in mine}
     assert found == expected
+
+
+def test_what_any_update_depends_on_behind_collectives() -> None:
+    """Of a worker; what lies before a collective, such as the inputs of its sum, may differ from other workers'."""
+    graph = of_updates()
+    mine = {"split", "rate", "w0", "w1", "m0", "m1", "u0", "u1", "count", "counted", "one"}
+    expected = {name for name in graph.nodes if name.replace("/0", "").replace("/1", "") in mine}
+    assert needed_by_updates(graph) == expected | {"x/0"}
 
 
 def test_equal_regions_have_equal_orders() -> None:

@@ -14,14 +14,11 @@ import signal
 import sys
 import threading
 import time
-import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
@@ -35,9 +32,15 @@ from tests.tf.in_workers_of_keras import (
     plans_of_models_differ,
 )
 from tests.tf.in_workers_over_budget import OVER_BUDGET
+from tests.tf.in_workers_stitched import (
+    LEFT,
+    NO_ROOM,
+    STITCHED,
+    kernels_differ,
+    one_worker_stitches,
+    regions_beside_the_moves_of_a_worker,
+)
 from tests.tf.one_worker import Worker, digest, survives, until
-from tfmem.api import make_engine
-from tfmem.frontends.function import OptimizedFunction
 from tfmem.runtime.workers import Workers
 
 LIMIT = 100  # seconds of a case
@@ -110,53 +113,6 @@ def workers_meet_in_a_branch(worker: Worker) -> None:
 def versions_differ(worker: Worker) -> None:
     version = ("tfmem 7", "tfmem 8")[worker.index]
     worker.trains(worker.scarce, moves=False, warned="/job:worker/task:1 has tfmem 8", version=version)
-
-
-def fused(worker: Worker, training: Training, tune: Any, **changes: Any) -> OptimizedFunction:
-    """The step, to be stitched."""
-    fusion = tfmem.FusionOptions(tune=tune)
-    options = tfmem.Options(passes=("recurrent", "fusion", "offload"), fusion=fusion, cache_directory="")
-    engine = make_engine(options, called=True)
-    engine = replace(engine, workers=replace(engine.workers, **changes))
-    return OptimizedFunction(tf.function(training.in_all), engine)
-
-
-def steps_are_stitched(worker: Worker) -> None:
-    """By equal kernels on both, at once or after calls of both versions in turn; variables stay equal to the bit."""
-    plain = Training(worker.strategy, 0.2)
-    reference = tf.function(plain.in_all)
-    expected = [loss for _ in range(8) for loss in plain.losses(reference)]
-    for tune in ("off", "fast"):
-        ours = Training(worker.strategy, 0.2)
-        step = fused(worker, ours, tune)
-        losses = [loss for _ in range(8) for loss in ours.losses(step)]
-        np.testing.assert_allclose(losses, expected, rtol=1e-3)
-        report = tfmem.report(step)
-        assert report.regions, report
-        assert (report.fusion_state == "stitched") or tune == "fast", report
-        assert (", in turn" in report.fusion) == (tune == "fast"), report.fusion
-        worker.both(f"{report.fusion} {digest(ours)}")
-
-
-def kernels_differ(worker: Worker) -> None:
-    """Then neither worker stitches, and both warn once."""
-    plain, ours = Training(worker.strategy), Training(worker.strategy)
-    step = fused(worker, ours, "off", version=("tfmem 7", "tfmem 8")[worker.index])
-    with pytest.warns(tfmem.TfmemWarning, match="task:1 has tfmem=tfmem 8, and .* has tfmem=tfmem 7") as told:
-        assert ours.losses(step) == plain.losses()
-    assert len(told) == 1
-    assert "equal machines" in tfmem.report(step).fusion
-
-
-def one_worker_stitches(worker: Worker) -> None:
-    """If the other has moves, or was not asked to, none does."""
-    plain, ours = Training(worker.strategy), Training(worker.strategy)
-    step = fused(worker, ours, "fast") if worker.index == 0 else worker.optimized(ours.in_all, None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert ours.losses(step) == plain.losses()
-    assert worker.index or "it was not asked to" in tfmem.report(step).fusion
-    worker.both(digest(ours))
 
 
 def a_worker_has_no_budget(worker: Worker) -> None:
@@ -235,11 +191,11 @@ AGREEING = (
     versions_differ,
     kernels_differ,
     one_worker_stitches,
+    regions_beside_the_moves_of_a_worker,
     a_worker_has_no_budget,
     a_worker_is_plain,
 )
 ALONE = (
-    steps_are_stitched,
     models_of_tf_keras_train,
     plans_of_models_differ,
     a_model_is_killed,
@@ -253,6 +209,9 @@ TWO_DEVICES = (tensors_move, plans_differ, a_budget_is_infeasible, a_host_takes_
 CASES = {
     "agreeing": AGREEING,
     "over_budget": OVER_BUDGET,
+    "stitched": STITCHED,
+    "regions_are_left": LEFT,
+    "regions_have_no_room": NO_ROOM,
     "two_devices": TWO_DEVICES,
     **{case.__name__: (case,) for case in ALONE},
 }

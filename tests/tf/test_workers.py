@@ -20,6 +20,7 @@ import pytest
 
 from tfmem.runtime.workers import Board, Workers
 from tfmem.steps import agreed_peaks
+from tfmem.steps.agreed_fusion import Finding, Offer, Wish, finding_of_all, offer_of_all, wish_of_all
 from tfmem.steps.agreement import Record, WorkersVerdict, agree, publish, verdict_of
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
@@ -104,6 +105,9 @@ def _results(cases: str, folder: Path, free: list[str]) -> list[tuple[int, str]]
             pytest.param(case, marks=pytest.mark.long)
             for case in (
                 "over_budget",
+                "stitched",
+                "regions_are_left",
+                "regions_have_no_room",
                 "two_devices",
                 "models_of_tf_keras_train",
                 "plans_of_models_differ",
@@ -200,6 +204,49 @@ def test_workers_plan_again_where_one_was_over_its_budget(
     if second == TIGHT:
         both = agreed_peaks.verdict_of({TASKS[0]: OVER, TASKS[1]: second}, 5)
         assert both == found  # one that has no plan for less changes nothing
+
+
+OFFER = Offer(kernels="a", regions=2, new=False, moved=2.0, unlimited=1.0)
+
+
+@pytest.mark.parametrize(
+    ("second", "why", "last"),
+    [
+        (replace(OFFER, kernels="b"), "task:1 would run other kernels than /job:worker/task:0", False),
+        (Offer("no room"), "^no room$", False),
+        (Offer("a fault", last=True), "^a fault$", True),
+        (None, "task:1 published nothing on the step within 5 seconds", True),
+    ],
+)
+def test_no_worker_runs_regions_that_another_does_not(second: Offer | None, why: str, last: bool) -> None:
+    found = offer_of_all(dict(zip(TASKS, (OFFER, second), strict=True)), 5)
+    assert re.search(why, found.why), found
+    assert found.last == last
+
+
+def test_workers_choose_regions_by_the_slowest() -> None:
+    """And where one has new ones; there need not be any on the others."""
+    other = Offer(kernels="a", regions=0, new=True, moved=1.0, unlimited=1.5)
+    both = offer_of_all(dict(zip(TASKS, (OFFER, other), strict=True)), 5)
+    assert both == Offer(regions=2, new=True, moved=2.0, unlimited=1.5)
+
+
+def test_workers_count_all_peaks_and_the_slowest_times() -> None:
+    first, second = Finding("", 3, 1, 2.0, 1.0, 0.1), Finding("", 0, 4, 1.0, 1.5, 0.2)
+    both = finding_of_all(dict(zip(TASKS, (first, second), strict=True)), 5)
+    assert both == Finding("", 3, 5, 2.0, 1.5, 0.2)
+    assert (both.excess, both.less) == (5, 0)
+    for other in (None, replace(second, failed="task:1 published nothing")):
+        assert "task:1 published nothing" in finding_of_all(dict(zip(TASKS, (first, other), strict=True)), 5).failed
+
+
+def test_a_worker_with_moves_makes_all_leave_room() -> None:
+    wishes = [Wish(facts={"tfmem": "1"}, moves=moves).text for moves in (False, True)]
+    for second in wishes:
+        found = wish_of_all(dict(zip(TASKS, (wishes[0], second), strict=True)), 5)
+        assert found == Wish(moves=second == wishes[1])
+    refused = wish_of_all(dict(zip(TASKS, (wishes[0], Wish("no").text), strict=True)), 5)
+    assert refused.why == "left unchanged: /job:worker/task:1 does not stitch the step (no)"
 
 
 def test_all_workers_watch_their_peaks_or_none() -> None:

@@ -1,9 +1,11 @@
 """What the workers of a cluster agree on before a step runs stitched: equal kernels on all, and one choice of two.
 
-    regions, or why there are none -> a wish of each worker -> stitched on all, or on none
-    times of each worker           -> the slowest of each   -> the same choice for all
+    asked to stitch, or not   -> a wish of each worker    -> all stitch, beside moves if one has any; or none does
+    regions of a division     -> an offer of each worker  -> all try these regions, or none does
+    peaks, and times          -> a finding of each worker -> the same choice for all
 
 What a worker computes behind an all-reduce updates its copy of the variables. So all compute it by equal kernels.
+Regions before it may differ, since all get the sum.
 """
 
 from __future__ import annotations
@@ -14,37 +16,90 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graph_passes.decision import FusionWhy
-from graph_passes.passes.fuse.equal_kernels import kernel_text
+from graph_passes.graph.ir import Graph
+from graph_passes.passes.fuse.equal_kernels import kernel_text, needed_by_updates
 from graph_passes.passes.fuse.plan import FusionPlan
 from tfmem.devices import conditions, instructions
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.workers import Board
-from tfmem.steps.agreement import exchange, meets_others, publish
+from tfmem.steps.agreement import Record, digest, exchange, meets_others, publish
 from tfmem.steps.trace import Trace
-from tfmem.timing.ab_timing import Times
 
-_WISH, _TIMES = "fusion", "times"  # parts of keys on the board
+_WISH, _OFFER, _FINDING = "fusion", "regions", "findings"  # parts of keys on the board
 
 
 @dataclass(frozen=True)
 class Wish:
-    """Whether a worker can run a step stitched, and by what kernels.
+    """Whether a worker may run a step stitched.
 
     Attributes:
         why: what keeps it from that; "" if nothing does.
         facts: what decides which kernels compute the step, by name.
-        regions: a digest of the regions and of their kernels.
+        moves: whether tensors move on it; of all workers together, whether they do on any.
     """
 
     why: str = ""
     facts: Mapping[str, str] | None = None
-    regions: str = ""
+    moves: bool = False
 
     @property
     def text(self) -> str:
         """The wish for the board."""
         return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Regions that a worker could run; of all workers together, what all of them run.
+
+    Attributes:
+        why: what keeps it from that; "" if nothing does.
+        kernels: a digest of those regions that have to be equal on all workers.
+        regions: how many there are.
+        new: whether the worker has not offered them before.
+        last: whether the worker offers nothing after this.
+        moved: seconds of the step with its moves, by the cost model.
+        unlimited: seconds of the step without a budget, by the cost model.
+    """
+
+    why: str = ""
+    kernels: str = ""
+    regions: int = 0
+    new: bool = True
+    last: bool = False
+    moved: float = 0.0
+    unlimited: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a step without regions and with them, on a worker; or on all of them together.
+
+    Attributes:
+        failed: why it cannot be said; "" if it can.
+        given_over: bytes beyond its budgets of the step without regions.
+        over: bytes beyond its budgets of the step with them.
+        given: seconds of the step without regions.
+        seconds: of the step with them.
+        noise: by how much either may be off.
+    """
+
+    failed: str = ""
+    given_over: int = 0
+    over: int = 0
+    given: float = 0.0
+    seconds: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def excess(self) -> int:
+        """Bytes beyond budgets of the step with regions, unless it takes more without; else 0."""
+        return self.over if self.over > self.given_over else 0
+
+    @property
+    def less(self) -> int:
+        """Bytes beyond budgets of the step without regions, unless it takes more with them; else 0."""
+        return self.given_over if self.given_over > self.over else 0
 
 
 def board_of(engine: Engine, trace: Trace) -> Board | None:
@@ -59,19 +114,57 @@ def decline(engine: Engine, trace: Trace, why: str) -> None:
         publish(board, engine.workers, f"{trace.concrete.graph.name}/{_WISH}", Wish(why).text)
 
 
-def kept_by_others(board: Board, engine: Engine, trace: Trace, found: FusionPlan, timed: bool) -> str:
-    """Why no worker runs the step stitched, the same on all; "" if all do.
+def wished(board: Board, engine: Engine, trace: Trace, moves: bool, timed: bool) -> Wish:
+    """What all workers do: why none stitches, or whether tensors move on any.
 
     Args:
         board: where the workers agree.
         engine: of this worker.
         trace: the step.
-        found: its regions.
+        moves: whether tensors move here.
         timed: whether calls decide between the two versions.
     """
-    wish = Wish(facts={**facts_of(engine), "timed": str(timed)}, regions=digest_of(found))
-    name = f"{trace.concrete.graph.name}/{_WISH}"
-    return exchange(board, engine.workers, name, wish.text, lambda texts: verdict_of(texts, engine.workers.patience))
+    own = Wish(facts={**facts_of(engine), "timed": str(timed)}, moves=moves)
+    name, patience = f"{trace.concrete.graph.name}/{_WISH}", engine.workers.patience
+    text = exchange(board, engine.workers, name, own.text, lambda texts: wish_of_all(texts, patience).text)
+    return Wish(**json.loads(text))
+
+
+def offered(board: Board, engine: Engine, trace: Trace, own: Offer) -> Offer:
+    """What all workers run, of regions that each of them offers at the same time."""
+    name, patience = f"{trace.concrete.graph.name}/{_OFFER}", engine.workers.patience
+
+    def judge(texts: Mapping[str, str | None]) -> str:
+        found = {task: None if text is None else Offer(**json.loads(text)) for task, text in texts.items()}
+        return json.dumps(asdict(offer_of_all(found, patience)))
+
+    return Offer(**json.loads(exchange(board, engine.workers, name, json.dumps(asdict(own)), judge)))
+
+
+def withdraw(board: Board, engine: Engine, trace: Trace, why: str) -> None:
+    """Tell the other workers, which may wait for it, that this one offers no regions any more."""
+    publish(board, engine.workers, f"{trace.concrete.graph.name}/{_OFFER}", json.dumps(asdict(Offer(why, last=True))))
+
+
+def abandon(board: Board, engine: Engine, trace: Trace, why: str) -> None:
+    """Tell the other workers, which plan the memory of a step with regions now, that this one does not."""
+    graph, workers = trace.concrete.graph, engine.workers
+    record = Record(workers.version, digest(graph), engine.settings.budget, why=why)
+    publish(board, workers, graph.name, record.text)
+    publish(board, workers, f"{graph.name}/{_FINDING}", json.dumps(asdict(Finding(why))))
+
+
+def found_together(board: Board | None, engine: Engine, trace: Trace, own: Finding) -> Finding:
+    """What all workers found, by which they choose; what this process found where it is the only one."""
+    if board is None:
+        return own
+    name, patience = f"{trace.concrete.graph.name}/{_FINDING}", engine.workers.patience
+
+    def judge(texts: Mapping[str, str | None]) -> str:
+        found = {task: None if text is None else Finding(**json.loads(text)) for task, text in texts.items()}
+        return json.dumps(asdict(finding_of_all(found, patience)))
+
+    return Finding(**json.loads(exchange(board, engine.workers, name, json.dumps(asdict(own)), judge)))
 
 
 def facts_of(engine: Engine) -> dict[str, str]:
@@ -81,53 +174,82 @@ def facts_of(engine: Engine) -> dict[str, str]:
     return {"tfmem": engine.workers.version, **{name: json.dumps(value) for name, value in known.items()}}
 
 
-def digest_of(found: FusionPlan) -> str:
-    """What the regions compute, and by what code; replicas of one worker count once."""
-    parts = {
-        (kernel_text(each.lowered.region), tuple(program.to_text() for program in each.programs))
+def digest_of(found: FusionPlan, graph: Graph) -> str:
+    """What the regions compute that variables are updated by, of which ops, and by what code.
+
+    Args:
+        found: the regions.
+        graph: with them. Regions in functions that it calls all count.
+    """
+    needed, names = needed_by_updates(graph), {node.name for node in graph}
+    parts = [
+        (
+            sorted(each.schedule.members),
+            kernel_text(each.lowered.region),
+            [program.to_text() for program in each.programs],
+        )
         for each in found.regions
-    }
+        if each.name in needed or each.name not in names
+    ]
     return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()
 
 
-def verdict_of(texts: Mapping[str, str | None], patience: float) -> str:
-    """Why no worker stitches; "" if all do."""
-    first: tuple[str, dict[str, Any]] | None = None
+def wish_of_all(texts: Mapping[str, str | None], patience: float) -> Wish:
+    """What all workers do: why none stitches, or whether tensors move on any."""
+    known: dict[str, dict[str, Any]] = {}
     for task, text in texts.items():
         wish = {} if text is None else json.loads(text)
         if text is None:
-            return f"left unchanged: {task} published nothing on the step within {patience:g} seconds"
+            return Wish(_late(task, patience))
         if wish["why"]:
-            return f"left unchanged: {task} does not stitch the step ({wish['why']})"
-        if first is None:
-            first = task, wish
+            return Wish(f"left unchanged: {task} does not stitch the step ({wish['why']})")
+        known[task] = wish
+        first = next(iter(known))
         for name, value in wish["facts"].items():
-            if (other := first[1]["facts"].get(name)) != value:
-                return (
-                    f"left unchanged: {task} has {name}={value}, and {first[0]} has {name}={other}, so kernels behind "
+            if (other := known[first]["facts"].get(name)) != value:
+                return Wish(
+                    f"left unchanged: {task} has {name}={value}, and {first} has {name}={other}, so kernels behind "
                     "an all-reduce would differ; stitch on equal machines"
                 )
-        if wish["regions"] != first[1]["regions"]:
-            return f"left unchanged: {task} would run other kernels than {first[0]}, so variables would differ"
-    return ""
+    return Wish(moves=any(wish["moves"] for wish in known.values()))
 
 
-def agreed_times(board: Board, engine: Engine, trace: Trace, times: Times) -> Times | None:
-    """The times by which all workers choose: of each version those of the slowest; None if a worker gave none."""
+def offer_of_all(found: Mapping[str, Offer | None], patience: float) -> Offer:
+    """What all workers run: their regions, if those that have to be equal are."""
+    known = [offer for offer in found.values() if offer is not None]
+    for task, offer in found.items():
+        if offer is None:
+            return Offer(_late(task, patience), last=True)
+        if offer.last:
+            return Offer(offer.why, last=True)
+    for task, offer in zip(found, known, strict=True):
+        if offer.why:
+            return Offer(offer.why)
+        if offer.kernels != known[0].kernels:
+            first = next(iter(found))
+            return Offer(f"left unchanged: {task} would run other kernels than {first}, so variables would differ")
+    return Offer(
+        regions=max(offer.regions for offer in known),
+        new=any(offer.new for offer in known),
+        moved=max(offer.moved for offer in known),
+        unlimited=max(offer.unlimited for offer in known),
+    )
 
-    def slowest(texts: Mapping[str, str | None]) -> str:
-        if None in texts.values():
-            return ""
-        found = [json.loads(text) for text in texts.values() if text is not None]
-        return json.dumps({name: max(each[name] for each in found) for name in ("given", "stitched", "noise")})
 
-    name = f"{trace.concrete.graph.name}/{_TIMES}"
-    text = exchange(board, engine.workers, name, json.dumps(asdict(times)), slowest)
-    return Times(**json.loads(text)) if text else None
+def finding_of_all(found: Mapping[str, Finding | None], patience: float) -> Finding:
+    """What is excess on any worker counts, and the slowest worker's times, since workers wait for each other."""
+    known = [each for each in found.values() if each is not None]
+    for task, each in found.items():
+        if each is None or each.failed:
+            return Finding(_late(task, patience) if each is None else each.failed)
+    return Finding(
+        given_over=sum(each.given_over for each in known),
+        over=sum(each.over for each in known),
+        given=max(each.given for each in known),
+        seconds=max(each.seconds for each in known),
+        noise=max(each.noise for each in known),
+    )
 
 
-def declined(stitches: bool, unchanged: bool) -> str:
-    """Why this worker does not come to a plan of regions; "" if it does."""
-    if not stitches:
-        return "it was not asked to"
-    return "" if unchanged else str(FusionWhy.PLANNED)
+def _late(task: str, patience: float) -> str:
+    return f"left unchanged: {task} published nothing on the step within {patience:g} seconds"

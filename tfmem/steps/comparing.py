@@ -38,9 +38,10 @@ from tfmem.capture.xla_draws import has_floats
 from tfmem.devices import is_deterministic, wait_for_devices
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.notices import SEE
+from tfmem.runtime.workers import Board
 from tfmem.steps import xla_runner
 from tfmem.steps.after_grappler import LEAVE_OUT, unstitched, with_fusion
-from tfmem.steps.agreed_fusion import agreed_times, board_of, decline, declined, kept_by_others
+from tfmem.steps.agreed_fusion import Finding, Offer, board_of, decline, found_together, offered, wished, withdraw
 from tfmem.steps.composed import chosen, composed
 from tfmem.steps.fused_replicas import against_fusion, untimed
 from tfmem.steps.fuser import Fuser, shared
@@ -67,8 +68,8 @@ _OTHER_DRAWS = (
 def fuse(job: Job, state: Placed) -> Transition[StepState]:
     """What follows once memory is settled: regions are planned, now or by a thread, or not at all."""
     engine, trace = job.engine, job.trace
-    if why := declined(engine.settings.stitches, state.unchanged):
-        decline(engine, trace, why)
+    if not engine.settings.stitches:
+        decline(engine, trace, "it was not asked to")
     if _tries_loops(engine, trace, state):
         engine = engine.under(engine.settings.of_loops())
     if not engine.settings.stitches:
@@ -77,6 +78,8 @@ def fuse(job: Job, state: Placed) -> Transition[StepState]:
         return Transition(Event.STAYS, Settled(**shared(state)))
     options = engine.settings.options
     timed = options.observe and options.fusion.tune != "off"
+    if (board := board_of(engine, trace)) is not None:
+        return _in_workers(job, state, board, timed)
     if not state.unchanged:
         return _beside_moves(job, state, timed and options.fusion.tune == "fast")
     with_xla = bool(trace.jit_compile) and not trace.replacements.matches
@@ -118,18 +121,46 @@ def _tries_loops(engine: Engine, trace: Trace, state: Placed) -> bool:
 
 
 def _beside_moves(job: Job, state: Placed, in_thread: bool) -> Transition[StepState]:
-    """What follows where tensors move: regions that leave room for moves, or none of a step that several workers run.
+    """What follows where tensors move: regions that leave room for moves.
 
     Where the user asked for fusion, replicas of one process are stitched on all devices.
     """
     engine, trace = job.engine, job.trace
     mirrored = trace.shared or trace.of_replicas
-    if mirrored and board_of(engine, trace) is not None:
-        return _without_regions(engine, state, FusionWhy.PLANNED)
     if mirrored and "fusion" not in (engine.settings.options.passes or ()):
         return _without_regions(engine, state, FusionWhy.DISTRIBUTED)
     fuser = Fuser(engine, trace, with_xla=False, mirrored=mirrored)
     return _planned_by(fuser, state, partial(composed, fuser, room_of(job)), in_thread)
+
+
+def _in_workers(job: Job, state: Placed, board: Board, timed: bool) -> Transition[StepState]:
+    """A step that workers run together is stitched on all of them, or on none, where all users asked for fusion.
+
+    Where tensors move on one worker, regions leave room for moves on all, so that all have equal ones.
+    """
+    engine, trace = job.engine, job.trace
+    fuser = Fuser(engine, trace, with_xla=False, mirrored=True, board=board)
+    if "fusion" not in (engine.settings.options.passes or ()):
+        decline(engine, trace, FusionWhy.DISTRIBUTED)
+        return _without_regions(engine, state, FusionWhy.DISTRIBUTED)
+    try:
+        why = against_fusion(trace.optimized(), engine.settings.feed_shapes, agree=True)
+        if not why and state.unchanged and trace.jit_compile and not trace.replacements.matches:
+            why = FusionWhy.XLA_ASKED
+    except Exception as error:  # after any error, the step runs without regions
+        decline(engine, trace, FusionWhy.FAILED)
+        return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
+    if why:
+        decline(engine, trace, why)
+    else:
+        wish = wished(board, engine, trace, not state.unchanged, timed and not is_deterministic())
+        if wish.moves:
+            return _planned_by(fuser, state, partial(composed, fuser, room_of(job)), in_thread=False)
+        why = wish.why
+    if why:
+        _tell(fuser, why)
+        return fuser.settled(state, why)
+    return _of_replicas(fuser, state, timed)
 
 
 def _without_regions(engine: Engine, state: StepState, why: FusionWhy) -> Transition[StepState]:
@@ -146,6 +177,8 @@ def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in
     try:
         found = plan(state.report)
     except Exception as error:  # after any error, the step runs without regions
+        if fuser.board is not None:
+            withdraw(fuser.board, fuser.engine, fuser.trace, FusionWhy.FAILED)
         return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     return decide(fuser, state, found)
 
@@ -155,10 +188,8 @@ def _of_replicas(fuser: Fuser, state: StepState, timed: bool) -> Transition[Step
 
     Its calls run both versions in turn, since copies of its variables have no collectives.
     """
-    engine, trace = fuser.engine, fuser.trace
-    board = board_of(engine, trace)
+    engine, trace, board = fuser.engine, fuser.trace, fuser.board
     if "fusion" not in (engine.settings.options.passes or ()):
-        decline(engine, trace, FusionWhy.DISTRIBUTED)
         return fuser.settled(state, FusionWhy.DISTRIBUTED)
     try:
         why = against_fusion(trace.optimized(), engine.settings.feed_shapes, agree=board is not None)
@@ -171,13 +202,12 @@ def _of_replicas(fuser: Fuser, state: StepState, timed: bool) -> Transition[Step
             found = fuser.plan(state.report)
             state, why = replace(state, report=found.report), "" if found.variants else found.why
     except Exception as error:  # after any error, the step runs without regions
-        decline(engine, trace, str(FusionWhy.FAILED))
+        if board is not None:
+            withdraw(board, engine, trace, FusionWhy.FAILED)
         return fuser.failed(state, error, "stitching", FusionWhy.FAILED)
     timed = timed and not is_deterministic()
-    if why or found.variants is None or found.plan is None:
-        decline(engine, trace, why)
-    elif board is not None:
-        why = kept_by_others(board, engine, trace, found.plan, timed)
+    if board is not None:
+        why = offered(board, engine, trace, Offer(why) if why else Offer(kernels=found.kernels)).why
     if why or found.variants is None:
         _tell(fuser, why)
         return fuser.settled(state, why)
@@ -211,7 +241,7 @@ def decide(fuser: Fuser, state: StepState, found: Found) -> Transition[StepState
     if found.composed:
         return Transition(Event.COMPOSED, Composing(**shared(state), fuser=fuser, compositions=found.composed))
     if variants is None:
-        if found.why is FusionWhy.NO_ROOM:
+        if found.why == FusionWhy.NO_ROOM:
             state = replace(state, report=unstitched(state.report, fuser.engine, FusionWhy.NO_ROOM))
         elif fuser.mirrored:
             _tell(fuser, found.why)
@@ -333,24 +363,25 @@ def take_turn(
     """One of the step's own calls, timed: its result, and what follows."""
     stitched = turns.stitched
     run = partial(call_traced, state.variants.function if stitched else state.function, args, kwargs)
-    meter, within_budget = state.fuser.engine.meter, state.variants.report is not None
+    board, engine = state.fuser.board, state.fuser.engine
+    meter, within_budget = engine.meter, state.variants.report is not None
     devices = state.devices or (meter.target.name,)
     wait_for_devices()  # a call ends before the GPU has run what it enqueued
     began = time.perf_counter()
-    result, peaks = meter.watched_on(devices, run) if within_budget else (run(), None)
+    watched = partial(meter.watched_on, devices, run, elsewhere=board is not None)
+    result, peaks = watched() if within_budget else (run(), None)
     wait_for_devices()
     times = turns.add(time.perf_counter() - began)
     if peaks is not None:
         state = replace(state, peaks=(*state.peaks, (stitched, peaks)))
     if times is None:
         return result, Transition(Event.UNCLEAR, state)
-    board = board_of(state.fuser.engine, state.fuser.trace)
-    if board is not None:
-        agreed = agreed_times(board, state.fuser.engine, state.fuser.trace, times)
-        if agreed is None:
-            return result, state.fuser.settled(state, "left unchanged: a worker did not publish its times", Event.CLEAR)
-        times = agreed
-    state.fuser.known.keep(state.variants.key, times)
     if within_budget:
         return result, chosen(state, times)
+    own = Finding(given=times.given, seconds=times.stitched, noise=times.noise)
+    found = found_together(board, engine, state.fuser.trace, own)
+    if found.failed:
+        return result, state.fuser.settled(state, found.failed, Event.CLEAR)
+    times = Times(found.given, found.seconds, noise=found.noise)
+    state.fuser.known.keep(state.variants.key, times)
     return result, state.fuser.chosen(state, state.variants, times, ", in turn", Event.CLEAR)

@@ -10,7 +10,9 @@ Regions change what moves: what is handed from kernel to kernel is no buffer, an
 ends. So moves that were planned for the step without regions do not serve the step with them.
 
 Replicas that keep equal variables have regions that are equal on all devices where these follow a collective
-(`graph_passes/passes/fuse/equal_kernels.py`), and moves of each device.
+(`graph_passes/passes/fuse/equal_kernels.py`), and moves of each device. Workers of other processes make each choice of
+these together (`tfmem.steps.agreed_fusion`), between the same two calls. Where tensors move on one of them, all divide
+the step, those with room for all of it as well.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from graph_passes.decision import Decision, FusionWhy, Missed, Xla
 from graph_passes.device_report import DeviceReport, Peaks
 from graph_passes.errors import BudgetError
 from graph_passes.passes.fuse.plan import FusionPlan
-from graph_passes.passes.fuse.schedule_segments import DIVISIONS, segments, with_regions
+from graph_passes.passes.fuse.schedule_segments import DIVISIONS, RegionBounds, segments, with_regions
 from graph_passes.report import Report, measured
 from tfmem.capture.concrete_function import with_places
 from tfmem.devices import conditions, is_deterministic
 from tfmem.runtime.engine import Engine
 from tfmem.steps import after_grappler
+from tfmem.steps.agreed_fusion import Finding, Offer, abandon, found_together, offered
 from tfmem.steps.fused_replicas import against_edited, untimed
 from tfmem.steps.fuser import Fuser, shared
 from tfmem.steps.phases import Event, Transition
@@ -49,11 +52,19 @@ GOOD_ENOUGH = 1.02  # times the ops' own run times: smaller regions have nothing
 
 @dataclass(frozen=True)
 class _Candidate:
-    """Regions of the step, and what it takes with the moves that the cost model plans among them."""
+    """Regions of the step, and what it takes with the moves that the cost model plans among them.
+
+    Attributes:
+        trace: the step with its regions.
+        done: what they are.
+        predicted: what the step takes; of several workers that of the slowest.
+        kernels: a digest of those that have to be equal on all workers.
+    """
 
     trace: Trace
     done: FusionPlan
     predicted: Predicted
+    kernels: str = ""
 
     @property
     def members(self) -> set[tuple[str, ...]]:
@@ -82,22 +93,22 @@ def composed(fuser: Fuser, room: StepRoom, report: Report) -> Found:
     """
     found: list[_Candidate] = []
     why: str = FusionWhy.NO_ROOM
-    step, tried, good = fuser.trace.step, list[object](), False
+    divided, good = _Divided(fuser, room), False
     nothing: FusionPlan | None = None
     for division in DIVISIONS:
         go_on()
-        most = None if division.share is None else room.least // division.share
-        within = segments(step.graph, step.order, most, lanes=bool(step.shared))
-        if (within, division.calls) in tried:
+        candidate, new = divided.by(division)
+        if not new and fuser.board is None:
             continue
-        tried.append((within, division.calls))
-        candidate = _candidate(fuser, room, within, division.calls)
+        candidate, offer = _of_all(fuser, candidate, new)
+        if offer.last:
+            return Found(report, why=offer.why)
         if isinstance(candidate, str):
             why = candidate if why == FusionWhy.NO_ROOM else why
             continue
-        if any(candidate.members == each.members for each in found):
+        if not offer.new:
             continue
-        if not candidate.done.regions:
+        if not offer.regions:
             nothing = candidate.done
             continue
         found.append(candidate)
@@ -110,6 +121,40 @@ def composed(fuser: Fuser, room: StepRoom, report: Report) -> Found:
         return Found(report, why=why)
     found.sort(key=lambda candidate: candidate.predicted.moved)
     return Found(report, composed=tuple(Composition(each.trace, each.done) for each in found))
+
+
+class _Divided:
+    """The candidates of a step by division, of which none is planned twice."""
+
+    def __init__(self, fuser: Fuser, room: StepRoom) -> None:
+        self._fuser, self._room = fuser, room
+        self._known: list[tuple[object, _Candidate | str]] = []
+
+    def by(self, bounds: RegionBounds) -> tuple[_Candidate | str, bool]:
+        """The candidate of a division, or why there is none; and whether no other division had the same regions."""
+        step = self._fuser.trace.step
+        most = None if bounds.share is None else self._room.least // bounds.share
+        within = segments(step.graph, step.order, most, lanes=bool(step.shared))
+        for key, before in self._known:
+            if key == (within, bounds.calls):
+                return before, False
+        found = _candidate(self._fuser, self._room, within, bounds.calls)
+        others = [each for _, each in self._known if isinstance(each, _Candidate)]
+        self._known.append(((within, bounds.calls), found))
+        return found, isinstance(found, str) or all(found.members != each.members for each in others)
+
+
+def _of_all(fuser: Fuser, own: _Candidate | str, new: bool) -> tuple[_Candidate | str, Offer]:
+    """The candidate that all workers run, with what it takes on the slowest of them; else why there is none."""
+    if isinstance(own, str):
+        offer = Offer(own, new=new)
+    else:
+        offer = Offer("", own.kernels, len(own.done.regions), new, False, *own.predicted)
+    if fuser.board is not None:
+        offer = offered(fuser.board, fuser.engine, fuser.trace, offer)
+    if isinstance(own, str) or offer.why:
+        return offer.why, offer
+    return replace(own, predicted=Predicted(offer.moved, offer.unlimited)), offer
 
 
 def _candidate(fuser: Fuser, room: StepRoom, within: Mapping[str, int], calls: bool) -> _Candidate | str:
@@ -127,9 +172,20 @@ def _candidate(fuser: Fuser, room: StepRoom, within: Mapping[str, int], calls: b
     trace = fuser.trace.variant(captured, memory_engine(engine))
     trace.read()
     try:
-        return _Candidate(trace, done, room.predicted(trace, engine))
+        return _Candidate(trace, done, room.predicted(trace, engine), fuser.digest(captured, done))
     except BudgetError:
         return FusionWhy.NO_ROOM
+
+
+def prepared(state: Composing) -> Trace:
+    """The trace of the regions that run next. Raises what making it raises, once the other workers know."""
+    fuser, trace = state.fuser, state.compositions[0].trace
+    try:
+        return trace.prepared()
+    except Exception:
+        if fuser.board is not None:
+            abandon(fuser.board, fuser.engine, fuser.trace, FusionWhy.FAILED)
+        raise
 
 
 def gave_up(state: Composing, error: Exception) -> Transition[StepState]:
@@ -150,9 +206,13 @@ def decided(state: Composing, report: Report, function: Any) -> Transition[StepS
         function: that runs it.
     """
     fuser, options, given = state.fuser, state.fuser.engine.settings.options, state.report
-    if report.decision is Decision.FAILED:
-        return fuser.settled(replace(state, report=_noted(given, report)), FusionWhy.FAILED)
-    if excess := more_over(given, report):
+    failed = str(FusionWhy.FAILED) if report.decision is Decision.FAILED else ""
+    seconds = [1e-9 * (each.step_predicted_ns or 0) for each in (given, report)]
+    own = Finding(failed, total_over(given), total_over(report), *seconds)
+    found = found_together(fuser.board, fuser.engine, fuser.trace, own)
+    if found.failed:
+        return fuser.settled(replace(state, report=_noted(given, report)), found.failed)
+    if excess := found.excess:
         if others := state.compositions[1:]:  # smaller regions may leave more room, and larger ones need fewer moves
             return Transition(Event.RAN, replace(state, compositions=others, step=None))
         return fuser.settled(state, f"left unchanged: stitched it would take {excess:,} bytes more than the budget")
@@ -162,7 +222,7 @@ def decided(state: Composing, report: Report, function: Any) -> Transition[StepS
     with_both = after_grappler.with_regions(undecided, state.compositions[0].done, undecided.fusion)
     state = replace(state, report=with_both)
     variants = _variants(state, report, function)
-    saves = (report.step_predicted_ns or 0) <= (given.step_predicted_ns or 0)
+    saves = found.seconds <= found.given
     for holds, why in (
         (options.fusion.tune == "off", FusionWhy.UNTUNED),
         (is_deterministic(), FusionWhy.DETERMINISTIC),
@@ -172,7 +232,7 @@ def decided(state: Composing, report: Report, function: Any) -> Transition[StepS
             return fuser.stitched(state, variants, FusionWhy.REPLICAS if fuser.mirrored else why)
         if holds:
             return fuser.settled(state, FusionWhy.SLOWER)
-    if (times := fuser.known.find(variants.key)) is not None:
+    if fuser.board is None and (times := fuser.known.find(variants.key)) is not None:
         return fuser.chosen(state, variants, times, "; known from the cache", Event.STAYS)
     return Transition(
         Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=Turns(), instead=instead)
@@ -219,12 +279,19 @@ def chosen(state: Comparing, times: Times) -> Transition[StepState]:
         for each, with_regions in ((state.report, False), (variants.report or state.report, True))
     )
     state, variants = replace(state, report=given), replace(variants, report=report)
-    if excess := more_over(given, report):
+    own = Finding("", total_over(given), total_over(report), times.given, times.stitched, times.noise)
+    found = found_together(fuser.board, fuser.engine, fuser.trace, own)
+    times = Times(found.given, found.seconds, noise=found.noise)
+    if not found.failed:
+        fuser.known.keep(variants.key, times)
+    if found.failed:
+        move = fuser.settled(state, found.failed, Event.CLEAR)
+    elif excess := found.excess:
         if state.instead is not None:
             return Transition(Event.COMPOSED, state.instead)
         why = f"left unchanged: stitched it takes {excess:,} bytes more than the budget"
         move = fuser.settled(state, why, Event.CLEAR)
-    elif excess := more_over(report, given):
+    elif excess := found.less:
         why = f"stitched: without regions it takes {excess:,} bytes more than the budget"
         move = fuser.stitched(state, variants, why, Event.CLEAR)
     else:
@@ -252,10 +319,13 @@ def _watched(report: Report, peaks: Sequence[tuple[int, ...]]) -> Report:
 
 
 def more_over(given: Report, report: Report) -> int:
-    """Bytes by which another version of a step is over the budget, unless the given one is over it by more; else 0.
-    Where there are several devices, over their budgets together."""
-    before, after = (sum(map(_over, each.devices or (each,))) for each in (given, report))
-    return after if after > before else 0
+    """Bytes by which another version of a step is over the budget, unless the given one is over it by more; else 0."""
+    return Finding(given_over=total_over(given), over=total_over(report)).excess
+
+
+def total_over(report: Report) -> int:
+    """Bytes by which a step is over its budget; where there are several devices, over their budgets together."""
+    return sum(map(_over, report.devices or (report,)))
 
 
 def _over(found: Peaks) -> int:

@@ -34,7 +34,7 @@ def against_fusion(captured: Captured, shapes: FeedShapes, agree: bool = False) 
         agree: whether other workers can agree with this one. What they compute behind a collective must be computed
             by equal kernels.
     """
-    graph = _read(captured, shapes)
+    graph = read(captured, shapes)
     if not agree and waits_for_others(graph):
         return FusionWhy.OTHER_WORKERS
     try:
@@ -49,12 +49,13 @@ def against_edited(captured: Captured, found: FusionPlan, shapes: FeedShapes) ->
     faults = [region.reason for region in found.kept if region.warned]
     if faults:  # by which replicas may differ
         return f"left unchanged: {faults[0]}"
-    cycle = waits_for_itself(_read(captured, shapes))
+    cycle = waits_for_itself(read(captured, shapes))
     more = " -> ..." if len(cycle) > _SHOWN else ""
     if cycle:
         return f"left unchanged: stitched it would wait for itself, through {' -> '.join(cycle[:_SHOWN])}{more}"
     return ""
 
 
-def _read(captured: Captured, shapes: FeedShapes) -> Graph:
+def read(captured: Captured, shapes: FeedShapes) -> Graph:
+    """A captured graph, with its shapes and the functions that it calls."""
     return serde.from_graph_def(captured.graph_def, inferred=shaped_graph(captured, feed_shapes=shapes), functions=True)

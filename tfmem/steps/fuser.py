@@ -9,6 +9,7 @@ from typing import Any
 from custom_ops.background import NEXT, go_on
 from custom_ops.timing.remembered import Remembered
 from graph_passes.decision import Fusion, FusionWhy, Xla
+from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.report import Report
 from tfmem.capture.captured import Captured
 from tfmem.capture.concrete_function import with_places
@@ -17,8 +18,10 @@ from tfmem.kernels.fusion_programs import is_timed
 from tfmem.kernels.fusion_tuning import FusionKernels, with_programs
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import error_note
+from tfmem.runtime.workers import Board
 from tfmem.steps.after_grappler import stitched, with_decision, with_regions
-from tfmem.steps.fused_replicas import against_edited
+from tfmem.steps.agreed_fusion import digest_of
+from tfmem.steps.fused_replicas import against_edited, read
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.random_streams import StepGraphs
 from tfmem.steps.states import Failed, Placed, Settled, StepState, Tuning
@@ -43,6 +46,7 @@ class Fuser:
         xla: whether XLA may run the step, if it is faster.
         graphs: makes functions that share random streams; None if no op has any.
         mirrored: whether replicas on several devices keep equal variables.
+        board: where the workers that run the step agree; None where no other does.
     """
 
     engine: Engine
@@ -51,6 +55,7 @@ class Fuser:
     xla: bool = False
     graphs: StepGraphs | None = None
     mirrored: bool = False
+    board: Board | None = None
 
     @property
     def known(self) -> Remembered[Times]:
@@ -73,9 +78,13 @@ class Fuser:
             return Found(report, why=why)
         if found.regions:
             later = Later(captured, found, kernels) if kernels else None
-            return Found(report, self._variants(plain, captured, later), plan=found)
+            return Found(report, self._variants(plain, captured, later), kernels=self.digest(captured, found))
         faults = [region.reason for region in found.kept if region.warned]
         return Found(report, why=f"left unchanged: {faults[0]}" if faults else FusionWhy.NOTHING)
+
+    def digest(self, captured: Captured, found: FusionPlan) -> str:
+        """What has to be equal on all workers; "" where there are no others."""
+        return digest_of(found, read(captured, self.engine.settings.feed_shapes)) if self.board is not None else ""
 
     def kernels(self) -> FusionKernels | None:
         """What makes kernels that are timed while the plan runs; None: they are timed at once, or never."""

@@ -336,7 +336,7 @@ class ManagedStep:
         while isinstance(state := self._state, Composing) and state.step is None:
             try:
                 engine = composed.memory_engine(self._job.engine)
-                step = ManagedStep(self._given, engine, trace=state.compositions[0].trace.prepared())
+                step = ManagedStep(self._given, engine, trace=composed.prepared(state))
             except BudgetError as error:
                 self._move(composed.gave_up(state, error))
                 continue

@@ -99,14 +99,14 @@ class Found:
         variants: None where there is no region.
         why: why there is none.
         composed: regions of the step where tensors are to move as well, those first that should be the fastest.
-        plan: the regions of `variants`.
+        kernels: a digest of those regions of `variants` that have to be equal on all workers; "" where there are none.
     """
 
     report: Report
     variants: Variants | None = None
     why: str = FusionWhy.NOTHING
     composed: tuple[Composition, ...] = ()
-    plan: FusionPlan | None = None
+    kernels: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from custom_ops.fusion.text import to_text
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.analysis.peers import is_collective, meeting_nodes
 from graph_passes.graph.ir import Graph, Node
+from graph_passes.graph.ops import READS
 
 
 def behind_sums(graph: Graph, known: Mapping[str, NodePattern]) -> set[str]:
@@ -42,6 +43,16 @@ def behind_sums(graph: Graph, known: Mapping[str, NodePattern]) -> set[str]:
         if node.op == "AssignVariableOp" and needed[node.inputs[-1].node] in (0, len(lanes))
     }
     return {name for name, count in needed.items() if count < len(lanes)} - copies
+
+
+def needed_by_updates(graph: Graph) -> set[str]:
+    """Names of the nodes that updates of variables depend on, and of the updates; the search ends at collectives.
+
+    What takes a variable or another resource counts as an update, unless it is known to read.
+    """
+    met = meeting_nodes(graph)
+    updates = [node.name for node in graph if node.op not in READS and node.name not in met and _takes(graph, node)]
+    return graph.reached(updates, lambda node: [each.node for each in node.inputs if each.node not in met])
 
 
 def unequal(graph: Graph, regions: Mapping[str, tuple[Sequence[str], Region]]) -> set[str]:
@@ -70,9 +81,13 @@ def _lanes(graph: Graph) -> set[str]:
 
 def _may_write(graph: Graph, known: Mapping[str, NodePattern], node: Node) -> bool:
     """Whether the node may write a variable."""
+    return _takes(graph, node) and known[node.name].pattern is not OpPattern.READ
+
+
+def _takes(graph: Graph, node: Node) -> bool:
+    """Whether the node takes a variable, or another resource."""
     specs = (graph.specs.get(tensor) for tensor in node.inputs)
-    takes = any(spec is not None and spec.dtype == "resource" for spec in specs)
-    return takes and known[node.name].pattern is not OpPattern.READ
+    return any(spec is not None and spec.dtype == "resource" for spec in specs)
 
 
 def kernel_text(region: Region) -> str:

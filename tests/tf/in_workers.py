@@ -40,6 +40,7 @@ from tests.tf.in_workers_stitched import (
     one_worker_stitches,
     regions_beside_the_moves_of_a_worker,
 )
+from tests.tf.in_workers_trials import TRIALS, plans_are_tried_on_both
 from tests.tf.one_worker import Worker, digest, survives, until
 from tfmem.runtime.workers import Workers
 
@@ -191,6 +192,7 @@ AGREEING = (
     versions_differ,
     kernels_differ,
     one_worker_stitches,
+    plans_are_tried_on_both,
     regions_beside_the_moves_of_a_worker,
     a_worker_has_no_budget,
     a_worker_is_plain,
@@ -210,6 +212,7 @@ CASES = {
     "agreeing": AGREEING,
     "over_budget": OVER_BUDGET,
     "stitched": STITCHED,
+    "trials": TRIALS,
     "regions_are_left": LEFT,
     "regions_have_no_room": NO_ROOM,
     "two_devices": TWO_DEVICES,

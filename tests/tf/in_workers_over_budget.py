@@ -6,8 +6,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -17,17 +15,18 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.in_replicas import BATCH, MIB, Training
-from tests.tf.one_worker import BOUND, Worker, digest, until
+from tests.tf.one_worker import Worker, digest, gives_up
 from tfmem.runtime import measuring_lock
 from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.measuring_lock import alone
-from tfmem.steps import agreed_peaks
+from tfmem.steps import agreed_peaks, measuring
 from tfmem.steps.agreed_peaks import CALLS
+from tfmem.steps.agreed_trials import PROBED
 
 WITHIN = MIB  # bytes that a worker takes whose peak is within its budget
 OVER = 64 << 10  # bytes that worker 1 takes beyond its budget, besides those that no allocator counts
-STEPS = 2 * CALLS + 2  # both rounds of calls that are watched, and more
-PATIENCE = 2.0  # seconds
+FIRST = PROBED + CALLS  # calls until workers agree on their peaks; before, they hold probes, and run one set of plans
+STEPS = FIRST + CALLS + 2  # both rounds of calls that are watched, and more
 
 
 def budget(worker: Worker) -> int:
@@ -52,7 +51,7 @@ def exceeding(worker: Worker, peaks: Callable[[int], int], pause: Callable[[], o
     Args:
         worker: this one.
         peaks: of each call that is watched, by its number.
-        pause: called before what follows the watched calls.
+        pause: called before what follows the second round of watched calls.
     """
     plain, ours = Training(worker.strategy, 0.3), Training(worker.strategy, 0.3)
     reference, batch, reports = tf.function(plain.in_all), tf.constant(BATCH), []
@@ -62,10 +61,11 @@ def exceeding(worker: Worker, peaks: Callable[[int], int], pause: Callable[[], o
     tf.random.set_seed(1)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        patch.setattr(measuring, "worth_running", lambda *_: ())
         excess(patch, peaks)
         losses = []
         for number in range(STEPS):
-            if number == CALLS:
+            if number == FIRST + CALLS:
                 pause()
             losses.append(float(step(batch)))
             reports.append(tfmem.report(step))
@@ -86,11 +86,11 @@ def a_peak_is_over_its_budget(worker: Worker) -> None:
     reports, told = exceeding(worker, lambda call: within_or_over(worker) if call < CALLS else WITHIN)
     assert not told, told
     again = [any(note.startswith("replanned: ") for note in report.notes) for report in reports]
-    assert again == [number >= CALLS for number in range(STEPS)]
+    assert again == [number >= FIRST for number in range(STEPS)]
     note = next(note for note in reports[-1].notes if note.startswith("replanned: "))
     assert note.endswith(" bytes on CPU:0 of /job:worker/task:1"), note
     worker.both(note)
-    before, after = reports[0], reports[-1]
+    before, after = reports[PROBED], reports[-1]
     assert before.decision == after.decision == "moved"
     assert after.peak_measured == WITHIN + after.devices[0].peak_uncounted
     if worker.index == 1:
@@ -99,10 +99,15 @@ def a_peak_is_over_its_budget(worker: Worker) -> None:
         assert after.transfers == before.transfers
 
 
+def require_one_plan(reports: list[Any]) -> None:
+    """That nothing else moves once op times were measured."""
+    assert all(report.transfers == reports[PROBED].transfers for report in reports[PROBED:])
+
+
 def a_peak_stays_over_its_budget(worker: Worker) -> None:
     """Where no plan takes so little, each keeps its plan, and the worker that is over says so."""
     reports, told = exceeding(worker, lambda call: within_or_over(worker, 1 << 40))
-    assert [report.transfers for report in reports] == [reports[0].transfers] * STEPS
+    require_one_plan(reports)
     assert len(told) == worker.index
     assert all("OVER BUDGET" in message for message in told), told
     assert any("OVER BUDGET" in note for note in reports[-1].notes) == (worker.index == 1)
@@ -117,7 +122,7 @@ def a_worker_cannot_plan_again(worker: Worker) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agreed_peaks, "replanned", fail)
         reports, told = exceeding(worker, lambda call: within_or_over(worker))
-    assert [report.decision == "moved" for report in reports] == [number < CALLS for number in range(STEPS)]
+    assert [report.decision == "moved" for report in reports] == [number < FIRST for number in range(STEPS)]
     assert any("runs unchanged on all workers; /job:worker/task:1 cannot plan again" in each for each in told), told
     assert len(told) == 1 + worker.index  # of the fault
     assert not reports[-1].devices[0].transfers
@@ -125,23 +130,10 @@ def a_worker_cannot_plan_again(worker: Worker) -> None:
 
 def a_worker_pauses(worker: Worker) -> None:
     """It may evaluate, for longer than the others wait: then each keeps its plan, although one is over its budget."""
-    exchange, gave_up = agreed_peaks.exchange, Path(worker.folder, "gave up")
-
-    def hurried(board: Any, workers: Any, *given: Any) -> Any:
-        found = exchange(board, replace(workers, patience=(PATIENCE, BOUND)[worker.index]), *given)
-        if worker.index == 0:
-            gave_up.touch()
-        return found
-
-    def pause() -> None:
-        if worker.index == 1:
-            until(gave_up.exists)
-            gave_up.unlink()
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agreed_peaks, "exchange", hurried)  # what comes before may take longer on a busy machine
+        pause = gives_up(worker, patch, agreed_peaks, 1)
         reports, _ = exceeding(worker, lambda call: within_or_over(worker), pause)
-    assert [report.transfers for report in reports] == [reports[0].transfers] * STEPS
+    assert all(report.transfers == reports[FIRST].transfers for report in reports[FIRST:])
     note = next(note for note in reports[-1].notes if note.startswith("planned once: "))
     assert "/job:worker/task:1 said nothing of its peaks within " in note
     worker.both(note)

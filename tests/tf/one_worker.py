@@ -8,6 +8,8 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -22,6 +24,7 @@ from tfmem.frontends.function import OptimizedFunction
 from tfmem.runtime.workers import Board
 
 BOUND = 60.0  # seconds until TensorFlow has noticed that a worker is gone
+PATIENCE = 2.0  # seconds that a worker waits in vain
 
 
 @dataclass
@@ -100,6 +103,26 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def gives_up(worker: Worker, patch: pytest.MonkeyPatch, module: Any, at: int) -> Callable[[], None]:
+    """Makes worker 0 wait in vain in the exchange of a number of `module`; what worker 1 calls before to be late."""
+    exchange, gave_up, numbers = module.exchange, Path(worker.folder, "gave up"), count()
+
+    def hurried(board: Any, workers: Any, *given: Any) -> Any:
+        hurries = next(numbers) == at and worker.index == 0
+        found = exchange(board, replace(workers, patience=PATIENCE if hurries else BOUND), *given)
+        if hurries:
+            gave_up.touch()
+        return found
+
+    def pause() -> None:
+        if worker.index == 1:
+            until(gave_up.exists)
+            gave_up.unlink()
+
+    patch.setattr(module, "exchange", hurried)
+    return pause
 
 
 def survives(run: Callable[[], Any]) -> None:

@@ -14,14 +14,17 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from tfmem.runtime.workers import Board, Workers
-from tfmem.steps import agreed_peaks
+from tfmem.steps import agreed_peaks, agreed_trials
 from tfmem.steps.agreed_fusion import Finding, Offer, Wish, finding_of_all, offer_of_all, wish_of_all
+from tfmem.steps.agreed_trials import Tried
 from tfmem.steps.agreement import Record, WorkersVerdict, agree, publish, verdict_of
+from tfmem.steps.lane_trials import Outcome, best_number
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
 SAID = "\nequal\n"  # a worker that ends first makes TensorFlow write of it in the other one
@@ -106,6 +109,7 @@ def _results(cases: str, folder: Path, free: list[str]) -> list[tuple[int, str]]
             for case in (
                 "over_budget",
                 "stitched",
+                "trials",
                 "regions_are_left",
                 "regions_have_no_room",
                 "two_devices",
@@ -174,7 +178,7 @@ def test_one_worker_makes_all_run_plain(second: Record | None, words: str) -> No
 
 def test_all_raise_what_one_worker_has_to_change() -> None:
     more = replace(INFEASIBLE, smallest_budget=20)
-    assert verdict_of(dict(zip(TASKS, (FITS, FITS), strict=True)), 5) == WorkersVerdict()
+    assert verdict_of(dict(zip(TASKS, (FITS, FITS), strict=True)), 5) == WorkersVerdict(moves=True)
     for pair in ((INFEASIBLE, FITS), (FITS, INFEASIBLE), (INFEASIBLE, replace(FITS, why="cuDNN"))):
         verdict = verdict_of(dict(zip(TASKS, pair, strict=True)), 5)
         assert verdict == WorkersVerdict(failed=TASKS[pair.index(INFEASIBLE)], error=INFEASIBLE)
@@ -204,6 +208,16 @@ def test_workers_plan_again_where_one_was_over_its_budget(
     if second == TIGHT:
         both = agreed_peaks.verdict_of({TASKS[0]: OVER, TASKS[1]: second}, 5)
         assert both == found  # one that has no plan for less changes nothing
+
+
+def test_workers_choose_plans_by_the_slowest() -> None:
+    first, second = Tried(2.0, 0, False), Tried(1.0, 7, True)
+    found = agreed_trials.verdict_of(dict(zip(TASKS, (first, second), strict=True)), 5)
+    assert found == Tried(2.0, 7, True)
+    late = agreed_trials.verdict_of({TASKS[0]: first, TASKS[1]: None}, 5)
+    assert late.late == "/job:worker/task:1 said nothing of its plans within 5 seconds"
+    assert best_number([Outcome(inf, 0), Outcome(3.0, 0), Outcome(1.0, 7), Outcome(2.0, 0)]) == 3
+    assert best_number([Outcome(inf, 0), Outcome(1.0, 7), Outcome(2.0, 6)]) == 2  # all that were measured exceed
 
 
 OFFER = Offer(kernels="a", regions=2, new=False, moved=2.0, unlimited=1.0)
@@ -253,7 +267,7 @@ def test_all_workers_watch_their_peaks_or_none() -> None:
     watches = replace(FITS, watches=True)
     for second, expected in ((FITS, False), (watches, True)):
         verdict = verdict_of(dict(zip(TASKS, (watches, second), strict=True)), 5)
-        assert verdict == WorkersVerdict(watches=expected)
+        assert verdict == WorkersVerdict(watches=expected, moves=True)
         assert WorkersVerdict.read(verdict.text) == verdict
 
 

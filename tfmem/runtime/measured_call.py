@@ -43,10 +43,16 @@ class Meter:
         return result, None if samples is None else samples[0], flow
 
     def sampled_on(
-        self, runs: Sequence[int], function: Callable[[], Any]
+        self, runs: Sequence[int], function: Callable[[], Any], elsewhere: bool = False
     ) -> tuple[Any, list[list[Sample]] | None, Flow]:
-        """`sampled` of a step whose probes write to several tables; the samples of each."""
-        with alone() as turn:
+        """`sampled` of a step whose probes write to several tables; the samples of each.
+
+        Args:
+            runs: the tables.
+            function: what is measured.
+            elsewhere: whether it waits for other processes; see `beside`.
+        """
+        with beside() if elsewhere else alone() as turn:
             for run in runs:
                 self.library.clear_probes(run)
             before = self.library.counters()
@@ -81,7 +87,7 @@ class Meter:
         return result, None if peaks is None else peaks[0]
 
     def timed_on(
-        self, devices: Sequence[str], function: Callable[[], Any]
+        self, devices: Sequence[str], function: Callable[[], Any], elsewhere: bool = False
     ) -> tuple[Any, tuple[int, ...] | None, float]:
         """`watched_on`, and the seconds until all devices had ended."""
         began = 0.0
@@ -91,7 +97,7 @@ class Meter:
             began = time.perf_counter()
             return function()
 
-        result, peaks = self.watched_on(devices, timed)
+        result, peaks = self.watched_on(devices, timed, elsewhere)
         return result, peaks, time.perf_counter() - began
 
     def watched_on(

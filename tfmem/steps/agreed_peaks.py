@@ -61,16 +61,17 @@ def begins(state: WatchingTogether) -> WatchingTogether:
     return replace(state, calls=state.calls + 1)
 
 
-def ran(job: Job, state: WatchingTogether, peaks: tuple[int, ...] | None) -> Transition[StepState]:
+def ran(job: Job, state: WatchingTogether, peaks: tuple[int, ...] | None, seconds: float) -> Transition[StepState]:
     """What follows a call that ended well.
 
     Args:
         job: the trace.
         state: what ran.
         peaks: bytes that it took of each device; None if another call was measured meanwhile.
+        seconds: that it took.
     """
     if peaks is not None and state.calls > 1:
-        state = replace(state, peaks=(*state.peaks, peaks))
+        state = replace(state, peaks=(*state.peaks, peaks), seconds=(*state.seconds, seconds))
         state = replace(state, report=measured_replicas(state.report, state.peaks, last=False))
     return job.told(Transition(Event.RAN, state))
 
@@ -88,9 +89,9 @@ def agreed(job: Job, board: Board | None, state: WatchingTogether) -> Transition
         ReplicasError: the coordination service has failed.
     """
     if board is None:
-        return job.told(_following(job, state, None, PeaksVerdict(stays="there is no coordination service any more")))
+        return job.told(following(job, state, None, PeaksVerdict(stays="there is no coordination service any more")))
     workers = job.engine.workers
-    said, following = _said(job, state)
+    said, tighter = _said(job, state)
 
     def judge(texts: Mapping[str, str | None]) -> str:
         found = {task: None if text is None else Said(**json.loads(text)) for task, text in texts.items()}
@@ -98,7 +99,7 @@ def agreed(job: Job, board: Board | None, state: WatchingTogether) -> Transition
 
     name = f"{job.trace.concrete.graph.name}/{_PEAKS}"
     verdict = PeaksVerdict(**json.loads(exchange(board, workers, name, json.dumps(asdict(said)), judge)))
-    return job.told(_following(job, state, following, verdict))
+    return job.told(following(job, state, tighter, verdict))
 
 
 def verdict_of(said: Mapping[str, Said | None], patience: float) -> PeaksVerdict:
@@ -141,7 +142,7 @@ def _said(job: Job, state: WatchingTogether) -> tuple[Said, WatchingTogether | N
     return Said(over, again=True), replace(state, function=function, report=report, plans=plans)
 
 
-def _following(
+def following(
     job: Job, state: WatchingTogether, tighter: WatchingTogether | None, verdict: PeaksVerdict
 ) -> Transition[StepState]:
     """What the workers agreed on.
@@ -159,7 +160,7 @@ def _following(
         state = tighter or state
         notes = (*state.notes, note)
         report = replace(state.report, notes=tuple(dict.fromkeys((*state.report.notes, *notes))))
-        state = replace(state, report=report, notes=notes, replans=state.replans + 1, calls=0, peaks=())
+        state = replace(state, report=report, notes=notes, replans=state.replans + 1, calls=0, peaks=(), seconds=())
         return Transition(Event.OVER, state)
     report = measured_replicas(state.report, state.peaks, last=True) if state.peaks else state.report
     unmeasured = () if state.peaks else ("not measured: another step was measured meanwhile",)

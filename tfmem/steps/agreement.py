@@ -28,8 +28,9 @@ from tfmem.capture.set_shapes import traced_graphs
 from tfmem.runtime.workers import Board, Workers
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Transition
+from tfmem.steps.replicas import probes_of
 from tfmem.steps.settling import left
-from tfmem.steps.states import StepState, WatchingTogether
+from tfmem.steps.states import Round, StepState, WatchingTogether
 
 _ERRORS = {kind.__name__: kind for kind in (HostMemoryError, SpillDirectoryError)}
 _GROUP_SIZE = 1  # the input of a collective that tells how many devices its group has
@@ -84,12 +85,14 @@ class WorkersVerdict:
         failed: the worker whose error all raise; "" for none.
         error: that worker's record.
         watches: whether all watch the peaks of their first steps.
+        moves: whether tensors move on any of them.
     """
 
     plain: str = ""
     failed: str = ""
     error: Record | None = None
     watches: bool = False
+    moves: bool = False
 
     @property
     def text(self) -> str:
@@ -101,7 +104,9 @@ class WorkersVerdict:
         """The verdict that `text` is of."""
         found = json.loads(text)
         error = Record(**found["error"]) if found["error"] else None
-        return WorkersVerdict(found["plain"], found["failed"], error, found.get("watches", False))
+        return WorkersVerdict(
+            found["plain"], found["failed"], error, found.get("watches", False), bool(found.get("moves"))
+        )
 
 
 def agreed(job: Job, board: Board, plan: Callable[[Job], Transition[StepState]]) -> Transition[StepState]:
@@ -130,12 +135,29 @@ def agreed(job: Job, board: Board, plan: Callable[[Job], Transition[StepState]])
     if verdict.error is not None:
         raise _error_of(verdict.failed, verdict.error) from cause
     if not verdict.plain and move is not None:
-        watched = verdict.watches or not isinstance(move.state, WatchingTogether)
-        return move if watched else left(job, move.state)
+        if not isinstance(move.state, WatchingTogether):
+            return move
+        if not verdict.watches:
+            return left(job, move.state)
+        return Transition(move.event, _with_probes(job, move.state)) if verdict.moves else move
     job.engine.notices.warn("workers", f"{job.trace.name} runs unchanged on all workers", verdict.plain)
     report = unmoved(job.engine.settings.unplanned(job.trace.name) if move is None else move.state.report, job.budget)
     report = replace(report, notes=(*report.notes, f"unchanged on all workers: {verdict.plain}"))
     return left(job, replace(job.given(), function=job.trace.base, report=report))
+
+
+def _with_probes(job: Job, state: WatchingTogether) -> WatchingTogether:
+    """What runs first where tensors move on any worker: here with probes, if they do here."""
+    state = replace(state, round=Round.PROBES)
+    if not any(each.plan.moves for each in state.plans):
+        return state
+    try:
+        probing = probes_of(state.plans, job.run)
+        function = job.trace.build_lanes(state.plans, probing)
+    except Exception as error:  # the other workers need not know: what runs has the same collectives
+        note = job.noted(error, "measuring op times", "the plan by estimates runs")
+        return replace(state, report=replace(state.report, notes=(*state.report.notes, note)))
+    return replace(state, function=function, tables=tuple(each.run for each in probing))
 
 
 def tell_others(job: Job, report: Report, error: tf.errors.OpError) -> None:
@@ -236,7 +258,8 @@ def verdict_of(records: Mapping[str, Record | None], patience: float) -> Workers
             return WorkersVerdict(
                 f"{task} cannot plan the step ({record.why}); give it more memory, or a smaller batch"
             )
-    return WorkersVerdict(watches=all(record.watches for record in known.values()))
+    watches, moves = (all(record.watches for record in known.values()), any(record.moves for record in known.values()))
+    return WorkersVerdict(watches=watches, moves=moves)
 
 
 def meets_others(graph: tf.Graph) -> bool:

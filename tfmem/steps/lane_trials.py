@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 from custom_ops.errors import TfmemError
 from custom_ops.timing.rounds import fastest
@@ -24,6 +25,18 @@ from tfmem.steps.trials import AS_PREDICTED
 Lanes = tuple[LanePlan, ...]  # a plan for each device
 
 SPARE = 5  # percent of each budget that one of the plans leaves free: near its limit an allocator is fragmented
+
+
+class Outcome(NamedTuple):
+    """What came of plans that were run.
+
+    Attributes:
+        seconds: of the fastest call; infinite where none was measured.
+        over: bytes beyond budgets.
+    """
+
+    seconds: float
+    over: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,12 @@ def same(left: Sequence[LanePlan], right: Sequence[LanePlan]) -> bool:
 
 def best_of(trials: Sequence[LaneTrial]) -> LaneTrial:
     """The fastest trial within all budgets; where none is, the one that exceeds them least."""
-    met = [trial for trial in trials if not trial.over]
-    number = fastest([trial.seconds for trial in met])
-    return min(trials, key=lambda trial: trial.over) if number is None else met[number]
+    return trials[best_number([Outcome(trial.seconds, trial.over) for trial in trials])]
+
+
+def best_number(outcomes: Sequence[Outcome]) -> int:
+    """The number of the best of several trials; see `best_of`."""
+    number = fastest([inf if found.over else found.seconds for found in outcomes])
+    if number is not None:
+        return number
+    return min(range(len(outcomes)), key=lambda at: (outcomes[at].seconds == inf, outcomes[at].over))

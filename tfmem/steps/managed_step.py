@@ -20,7 +20,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import left_to_tensorflow
 from tfmem.runtime.out_of_memory import SUSPECTS, lacks_memory
 from tfmem.runtime.progress import shown
-from tfmem.steps import agreed_peaks, comparing, composed, dividing, measuring, solving, xla_runner
+from tfmem.steps import agreed_peaks, agreed_trials, comparing, composed, dividing, measuring, solving, xla_runner
 from tfmem.steps.agreement import tell_others
 from tfmem.steps.comparing import fuse, take_turn
 from tfmem.steps.job import Job
@@ -297,20 +297,19 @@ class ManagedStep:
         """Run what all workers watch, or what they have agreed on since."""
         job = self._job
         after: StepState = state
-        if state.calls == agreed_peaks.CALLS:
-            after = self._move(agreed_peaks.agreed(job, job.engine.workers.board(), state))
+        if agreed_trials.is_due(state):
+            after = self._move(agreed_trials.agreed(job, job.engine.workers.board(), state))
             self._go_on()  # before the call: another worker's may fail, and end later
         function = partial(call_traced, self._state.function, args, kwargs)
         try:
             if not isinstance(after, WatchingTogether):
                 return function()
             self._move(Transition(Event.RAN, begun := agreed_peaks.begins(after)))
-            result, peaks = job.engine.meter.watched_on(begun.devices, function, elsewhere=True)
+            result, move = agreed_trials.run(job, begun, function)
         except SUSPECTS as error:
             tell_others(job, after.report, error)
             raise
-        job.trace.ran(begun.function)
-        self._move(agreed_peaks.ran(job, begun, peaks))
+        self._move(move)
         return result
 
     def _with_regions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from graph_passes.analysis.memory.observe import Sample, corrected, observe, short_at
 from graph_passes.analysis.memory.simulate import usage_under
@@ -26,6 +27,8 @@ from tfmem.steps.trials import CPU_RETRIES, checked, judged
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
 CHECKS = 3  # unprobed steps whose peak is watched
 PATIENT_CALLS = 3  # that could not be measured, until tfmem stops measuring the step
+
+W = TypeVar("W", bound=Watching)
 
 
 def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Transition[StepState]:
@@ -176,7 +179,7 @@ def _checked_on(job: Job, state: Watching) -> Transition[StepState]:
     state = replace(state, trials=(*state.trials, trial))
     if state.waiting and not trial.as_predicted:
         following, *waiting = state.waiting
-        return Transition(Event.RAN, _trying(job, replace(state, waiting=tuple(waiting)), following))
+        return Transition(Event.RAN, trying(job, replace(state, waiting=tuple(waiting)), following))
     best = best_of(state.trials)
     if best.over and must_fit and state.replans < CPU_RETRIES:
         over_it = trial if state.replans else best  # what is tighter follows the plan that was tightest
@@ -188,7 +191,7 @@ def _checked_on(job: Job, state: Watching) -> Transition[StepState]:
                 if found.over
             )
             state = replace(state, notes=(*state.notes, *notes), replans=state.replans + 1, waiting=())
-            return Transition(Event.OVER, _trying(job, state, plans))
+            return Transition(Event.OVER, trying(job, state, plans))
         if len(best.peaks) < CHECKS and best is trial:  # nothing is left to try
             return Transition(Event.RAN, replace(state, trials=state.trials[:-1], replans=CPU_RETRIES))
     report = replace(measured_replicas(best.report, best.peaks, last=True), step_measured_ns=round(best.seconds * 1e9))
@@ -197,7 +200,7 @@ def _checked_on(job: Job, state: Watching) -> Transition[StepState]:
     return left(job, replace(state, function=best.function, report=report), Event.WITHIN)
 
 
-def _trying(job: Job, state: Watching, plans: Lanes) -> Watching:
+def trying(job: Job, state: W, plans: Lanes) -> W:
     """The state in which other plans of all devices run."""
     function, report = job.trace.build_lanes(plans), job.trace.describe_lanes(plans, state.costs is not None)
     report = replace(report, notes=(*report.notes, *state.notes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,7 +13,7 @@ from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.refusals import Refusal
 from graph_passes.report import Report
-from tfmem.steps.lane_trials import Lanes, LaneTrial
+from tfmem.steps.lane_trials import Lanes, LaneTrial, Outcome
 from tfmem.steps.phases import Phase
 from tfmem.steps.trials import Plans, Trial
 
@@ -212,15 +213,33 @@ class Watching(StepState):
     trials: tuple[LaneTrial, ...] = ()
 
 
+class Round(enum.Enum):
+    """What calls of several workers are watched for.
+
+    Attributes:
+        PROBES: where tensors move, they hold probes.
+        TRIALS: sets of plans are compared.
+        PEAKS: the plans that were chosen have to keep to their budgets.
+    """
+
+    PROBES = "probes"
+    TRIALS = "trials"
+    PEAKS = "peaks"
+
+
 @dataclass(frozen=True, kw_only=True)
 class WatchingTogether(Watching):
     """All workers of a cluster watch the same calls; before plans change, they agree.
 
     Attributes:
-        calls: that began since the plans changed, whether they ended well or not: on each worker the same number.
+        round: what for; on each worker the same, as the next two.
+        calls: that began since the round did, whether they ended well or not.
+        outcomes: of `trials`, on all workers together.
     """
 
+    round: Round = Round.PEAKS
     calls: int = 0
+    outcomes: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

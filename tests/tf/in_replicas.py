@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -26,6 +27,14 @@ BATCH = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
 LIMIT, MIB = 100, 1 << 20  # seconds of a case, and bytes
 AMPLE = 4096 * MIB
 SCARCE = 8 * MIB  # for a `Deep` net
+
+
+def invented(plans: Sequence[Any], samples: Sequence[Any]) -> dict[str, float]:
+    """Seconds of ops in place of those that `replicas.timed_lanes` gives, so that at any load the same plans follow.
+
+    They are long, so that moves hide behind any op; estimates say otherwise.
+    """
+    return {name: 0.05 + zlib.crc32(name.encode()) / (1 << 35) for name in replicas.timed_lanes(plans, samples)}
 
 
 class Training:

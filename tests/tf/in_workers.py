@@ -44,7 +44,7 @@ from tests.tf.in_workers_trials import TRIALS, plans_are_tried_on_both
 from tests.tf.one_worker import Worker, digest, survives, until
 from tfmem.runtime.workers import Workers
 
-LIMIT = 100  # seconds of a case
+LIMIT = 200  # seconds of a case, beside others that keep the machine busy; what takes longer hangs
 
 
 def tensors_move(worker: Worker) -> None:
@@ -254,6 +254,7 @@ def main(cases: str, index: str, folder: str, *ports: str) -> None:
         print(case.__name__, flush=True)
         faulthandler.dump_traceback_later(LIMIT, exit=True)
         case(worker)
+    faulthandler.dump_traceback_later(LIMIT, exit=True)  # what comes after the last
     print("equal", flush=True)
     if "killed" in cases or "full" in cases:
         os._exit(0)  # TensorFlow ends a process whose cluster has failed with an error

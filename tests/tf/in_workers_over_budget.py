@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.in_replicas import BATCH, MIB, Training
-from tests.tf.one_worker import Worker, digest, gives_up
+from tests.tf.one_worker import Worker, digest, gives_up, taking
 from tfmem.runtime import measuring_lock
 from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.measuring_lock import alone
@@ -32,17 +32,6 @@ STEPS = FIRST + CALLS + 2  # both rounds of calls that are watched, and more
 def budget(worker: Worker) -> int:
     """Bytes in which tensors move, and more could."""
     return round(1.15 * worker.scarce)
-
-
-def excess(patch: pytest.MonkeyPatch, peaks: Callable[[int], int]) -> None:
-    """`peaks` gives what the allocator shows of each call that is watched, by its number."""
-    watched, calls = Meter.watched_on, iter(range(STEPS))
-
-    def fake(meter: Meter, devices: Any, function: Any, elsewhere: bool = False) -> Any:
-        result, found = watched(meter, devices, function, elsewhere)
-        return result, None if found is None else (peaks(next(calls)),)
-
-    patch.setattr(Meter, "watched_on", fake)
 
 
 def exceeding(worker: Worker, peaks: Callable[[int], int], pause: Callable[[], object] = list) -> tuple[Any, list[str]]:
@@ -62,7 +51,7 @@ def exceeding(worker: Worker, peaks: Callable[[int], int], pause: Callable[[], o
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         patch.setattr(measuring, "worth_running", lambda *_: ())
-        excess(patch, peaks)
+        taking(patch, peaks)
         losses = []
         for number in range(STEPS):
             if number == FIRST + CALLS:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training
+from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training, invented
 from tests.tf.one_worker import Worker, digest, gives_up
 from tfmem.runtime.measured_call import Meter
 from tfmem.steps import agreed_trials, measuring
@@ -69,6 +69,7 @@ def tried(
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(Meter, "timed_on", fake)
+        patch.setattr(measuring, "timed_lanes", invented)
         for number in range(calls):
             before(number)
             losses.append(float(step(batch)))

@@ -21,6 +21,7 @@ import tfmem
 from tests.tf.in_replicas import AMPLE, Training, optimized
 from tfmem.api import make_engine
 from tfmem.frontends.function import OptimizedFunction
+from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.workers import Board
 
 BOUND = 60.0  # seconds until TensorFlow has noticed that a worker is gone
@@ -123,6 +124,17 @@ def gives_up(worker: Worker, patch: pytest.MonkeyPatch, module: Any, at: int) ->
 
     patch.setattr(module, "exchange", hurried)
     return pause
+
+
+def taking(patch: pytest.MonkeyPatch, peaks: Callable[[int], int]) -> None:
+    """`peaks` gives the bytes that the allocator shows of each call that is watched, by its number."""
+    watched, calls = Meter.watched_on, count()
+
+    def fake(meter: Meter, devices: Any, function: Any, elsewhere: bool = False) -> Any:
+        result, found = watched(meter, devices, function, elsewhere)
+        return result, None if found is None else (peaks(next(calls)),)
+
+    patch.setattr(Meter, "watched_on", fake)
 
 
 def survives(run: Callable[[], Any]) -> None:

@@ -6,7 +6,9 @@ import hashlib
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -43,6 +45,26 @@ def fits(worker: Worker, moves: tuple[bool, bool]) -> None:
     worker.both(hashlib.sha256(repr(history).encode() + b"".join(part.tobytes() for part in weights)).hexdigest())
 
 
+def a_model_is_stitched(worker: Worker) -> None:
+    """It trains, evaluates and predicts, as one without tfmem to rounding, and without a word of tfmem."""
+    plain, (expected, _) = fitted(worker, None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model, (history, weights) = fitted(worker, None, passes=("recurrent", "fusion", "offload"))
+        plain.set_weights(weights)
+        tf.nest.map_structure(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6), used(model), used(plain))
+    told = [str(each.message) for each in caught if issubclass(each.category, tfmem.TfmemWarning)]
+    assert not told, told
+    assert tfmem.report(model).regions
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-3)
+    worker.both(hashlib.sha256(repr(history).encode() + b"".join(part.tobytes() for part in weights)).hexdigest())
+
+
+def used(model: Any) -> tuple[Any, Any]:
+    """What evaluation says, and predictions."""
+    return model.evaluate(batches(), verbose=0), model.predict(batches(), verbose=0)
+
+
 class Kill(tf_keras.callbacks.Callback):  # type: ignore[misc]
     """Ends the process in the middle of an epoch."""
 
@@ -76,7 +98,13 @@ def backup(worker: Worker) -> Any:
     return tf_keras.callbacks.BackupAndRestore(f"{worker.folder}-backup")
 
 
-def fitted(worker: Worker, budget: int | None, callbacks: Sequence[Any] = (), epochs: int = 3) -> tuple[Any, Any]:
+def fitted(
+    worker: Worker,
+    budget: int | None,
+    callbacks: Sequence[Any] = (),
+    epochs: int = 3,
+    passes: tuple[Any, ...] | None = None,
+) -> tuple[Any, Any]:
     tf_keras.utils.set_random_seed(1)
     with worker.strategy.scope():
         parts: list[Any] = [tf_keras.Input((128,))]
@@ -85,10 +113,17 @@ def fitted(worker: Worker, budget: int | None, callbacks: Sequence[Any] = (), ep
         model = tf_keras.Sequential([*parts, tf_keras.layers.Dense(7)])
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf_keras.optimizers.Adam(), loss, metrics=["accuracy"])
-    if budget is not None:
+    if passes is not None:
+        tfmem.optimize(model, passes=passes, cache_directory="", fusion=tfmem.FusionOptions(tune="off"))
+    elif budget is not None:
         tfmem.optimize(model, memory_budget=budget)
+    history = model.fit(batches(), epochs=epochs, verbose=0, callbacks=list(callbacks)).history
+    return model, (history, model.get_weights())
+
+
+def batches() -> tf.data.Dataset:
+    """The same on all workers."""
     rows = tf.data.Dataset.from_tensor_slices((BATCH, np.arange(len(BATCH)) % 7)).batch(1024)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    history = model.fit(rows.with_options(options), epochs=epochs, verbose=0, callbacks=list(callbacks)).history
-    return model, (history, model.get_weights())
+    return rows.with_options(options)

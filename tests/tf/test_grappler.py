@@ -12,6 +12,7 @@ from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
 from tests.tf.python_server import run_python
+from tfmem.capture.build import shaped_graph
 from tfmem.capture.concrete_function import capture_concrete, restore_concrete
 from tfmem.capture.grappler import run_grappler
 from tfmem.frontends.graph_def import capture_graph_def
@@ -87,6 +88,22 @@ def test_feeds_of_every_kind():
     results = [tf.nest.flatten(each(*inputs), expand_composites=True) for each in (concrete, twin)]
     for old, new in zip(*results, strict=True):
         np.testing.assert_array_equal(new, old)
+
+
+def test_a_feed_waits_for_nothing():
+    """What is read once a call becomes an argument, which may be made within an op's control dependencies."""
+
+    @tf.function
+    def step(x):
+        with tf.control_dependencies([tf.identity(x, "removed")]):
+            graph = tf.compat.v1.get_default_graph()
+            key = graph.capture_call_time_value(lambda: tf.constant(3.0), tf.TensorSpec([], tf.float32), key="key")
+        return x * key
+
+    given = capture_concrete(step.get_concrete_function(tf.TensorSpec([2], tf.float32)))
+    assert any(node.input[:] == ["^removed"] for node in given.graph_def.node if node.op == "Placeholder")
+    captured = run_grappler(given)
+    assert "removed" not in {op.name for op in shaped_graph(captured).get_operations()}
 
 
 def test_nothing_is_folded_that_depends_on_a_tensor_made_outside():

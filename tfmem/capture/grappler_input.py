@@ -67,12 +67,18 @@ def prepare(graph_def: GraphDef, feeds: tuple[str, ...], device: str, nested: bo
 
 
 def restore(result: GraphDef, source: GraphDef, feeds: tuple[str, ...], added: Added) -> None:
-    """Remove what was only for Grappler, and restore the feeds, read or not."""
+    """Remove what was only for Grappler, and restore the feeds, read or not.
+
+    A feed waits for no op, whatever the trace says: that op may be one that Grappler removed.
+    """
     _remove_shapes(result, added.shapes)
     _take_back(result, source, added)
     fed = {op_name(name) for name in feeds}
     kept = [node for node in result.node if node.name not in fed]
-    _set_nodes(result, [*(node for node in source.node if node.name in fed), *kept])
+    given = GraphDef(node=(node for node in source.node if node.name in fed)).node
+    for node in given:
+        del node.input[:]
+    _set_nodes(result, [*given, *kept])
 
 
 def _set_nodes(graph_def: GraphDef, nodes: Iterable[NodeDef]) -> None:

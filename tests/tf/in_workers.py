@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -28,6 +27,7 @@ from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training
 from tests.tf.in_workers_of_keras import (
     a_model_goes_on,
     a_model_is_killed,
+    a_model_is_stitched,
     models_of_tf_keras_train,
     plans_of_models_differ,
 )
@@ -40,8 +40,8 @@ from tests.tf.in_workers_stitched import (
     one_worker_stitches,
     regions_beside_the_moves_of_a_worker,
 )
-from tests.tf.in_workers_trials import TRIALS, plans_are_tried_on_both
-from tests.tf.one_worker import Worker, digest, survives, until
+from tests.tf.in_workers_trials import TRIALS, a_trial_of_a_worker_fails, plans_are_tried_on_both
+from tests.tf.one_worker import Worker, digest, survives, tells
 from tfmem.runtime.workers import Workers
 
 LIMIT = 200  # seconds of a case, beside others that keep the machine busy; what takes longer hangs
@@ -172,12 +172,7 @@ def the_disk_of_a_worker_is_full(worker: Worker) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
     survives(lambda: step(tf.constant(BATCH)))
-    told = Path(worker.folder, "told")
-    if worker.index == 0:
-        told.touch()
-    else:  # it lives on, so that only its report can have told the other
-        until(told.exists)
-        told.unlink()
+    tells(worker)
     assert worker.keys() - began == a_call, "the step ran again"
     assert digest(training) == before
 
@@ -203,6 +198,7 @@ ALONE = (
     a_model_is_killed,
     a_model_goes_on,
     the_disk_of_a_worker_is_full,
+    a_trial_of_a_worker_fails,
     worker_0_is_killed_in_a_step,
     worker_1_is_killed_in_a_step,
     worker_1_is_killed_before_it_agrees,
@@ -211,7 +207,7 @@ TWO_DEVICES = (tensors_move, plans_differ, a_budget_is_infeasible, a_host_takes_
 CASES = {
     "agreeing": AGREEING,
     "over_budget": OVER_BUDGET,
-    "stitched": STITCHED,
+    "stitched": (*STITCHED, a_model_is_stitched),
     "trials": TRIALS,
     "regions_are_left": LEFT,
     "regions_have_no_room": NO_ROOM,
@@ -256,7 +252,7 @@ def main(cases: str, index: str, folder: str, *ports: str) -> None:
         case(worker)
     faulthandler.dump_traceback_later(LIMIT, exit=True)  # what comes after the last
     print("equal", flush=True)
-    if "killed" in cases or "full" in cases:
+    if any(word in cases for word in ("killed", "full", "fails")):
         os._exit(0)  # TensorFlow ends a process whose cluster has failed with an error
 
 

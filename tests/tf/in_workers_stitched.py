@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tests.tf.one_worker import Worker, digest, taking
 from tfmem.api import make_engine
 from tfmem.frontends.function import OptimizedFunction
 from tfmem.steps import composed, trace
+from tfmem.steps.rooms import LaneRooms, Predicted
 from tfmem.timing import ab_timing
 
 MOST = 90  # calls until a step has settled
@@ -244,6 +246,37 @@ def regions_of_a_worker_exceed_its_budget(worker: Worker) -> None:
     assert report.fusion.endswith("stitched it takes 7 bytes more than the budget"), report.fusion
 
 
+def regions_of_a_worker_would_exceed_its_budget(worker: Worker) -> None:
+    """As calls with regions alone show: all try others, and in the end none runs any."""
+    found = cycle((0, 7))  # without regions, and with them
+
+    with pytest.MonkeyPatch.context() as patch:
+        faked = (lambda: None, lambda: patch.setattr(composed, "total_over", lambda _: next(found)))[worker.index]
+        report = beside_moves_apart(worker, faked)
+    assert report.fusion.endswith("stitched it would take 7 bytes more than the budget"), report.fusion
+
+
+def a_worker_predicts_other_times(worker: Worker) -> None:
+    """All try first what is predicted to be the fastest on the slowest worker."""
+    tried: list[list[tuple[str, ...]]] = []
+    predicted, prepared = LaneRooms.predicted, composed.prepared
+
+    def slower(*given: Any) -> Predicted:  # the fewer moves there are
+        found = predicted(*given)
+        return Predicted(1.0 - found.moved, found.unlimited) if worker.index else found
+
+    def noted(state: Any) -> Any:
+        tried.extend(sorted(region.schedule.members for region in each.done.regions) for each in state.compositions)
+        return prepared(state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LaneRooms, "predicted", slower)
+        patch.setattr(composed, "prepared", noted)
+        require_both(beside_moves(worker, (True, True)))
+    assert len(tried) > 1
+    worker.both(hashlib.sha256(repr(tried).encode()).hexdigest())
+
+
 def beside_moves_apart(worker: Worker, before: Callable[[], Any]) -> tfmem.Report:
     """`beside_moves` of a step that is not stitched."""
     report = beside_moves(worker, (True, True), before=before)
@@ -251,6 +284,16 @@ def beside_moves_apart(worker: Worker, before: Callable[[], Any]) -> tfmem.Repor
     return report
 
 
-STITCHED = (steps_are_stitched, regions_beside_moves, regions_are_slower, the_cost_model_chooses)
+STITCHED = (
+    steps_are_stitched,
+    regions_beside_moves,
+    regions_are_slower,
+    the_cost_model_chooses,
+    a_worker_predicts_other_times,
+)
 LEFT = (regions_of_a_worker_fail, regions_of_a_worker_differ, a_worker_cannot_make_a_step_with_regions)
-NO_ROOM = (a_worker_has_no_plan_with_regions, regions_of_a_worker_exceed_its_budget)
+NO_ROOM = (
+    a_worker_has_no_plan_with_regions,
+    regions_of_a_worker_exceed_its_budget,
+    regions_of_a_worker_would_exceed_its_budget,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training, invented
-from tests.tf.one_worker import Worker, digest, gives_up
+from tests.tf.one_worker import Worker, digest, gives_up, survives, tells
 from tfmem.runtime.measured_call import Meter
 from tfmem.steps import agreed_trials, measuring
 from tfmem.steps.agreed_peaks import CALLS
@@ -155,10 +156,51 @@ def a_worker_pauses_between_trials(worker: Worker) -> None:
     worker.both(note)
 
 
+def a_worker_cannot_make_other_plans(worker: Worker) -> None:
+    """Then the plans that it has run once more beside those of the other one."""
+    given, numbers = measuring.trying, count()
+
+    def fail(*plans: Any) -> Any:
+        if next(numbers) == 0 and worker.index == 1:
+            raise KeyError(45)
+        return given(*plans)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "trying", fail)
+        reports = tried(worker, ((3e3, 1e3, 2e3), (3e3, 1e3, 2e3)))
+    kinds = [of_trial(reports, number) for number in range(3)]
+    assert reports[-1].transfers == kinds[1]
+    assert (kinds[0] == kinds[1]) == (worker.index == 1)
+    assert any("KeyError: 45" in note for note in reports[-1].notes) == (worker.index == 1), reports[-1].notes
+
+
+def a_trial_of_a_worker_fails(worker: Worker) -> None:
+    """The error of one ends the steps of both, and no variable is written."""
+    training, batch = Training(worker.strategy), tf.constant(BATCH)
+    step, watched = worker.optimized(training.in_all, round(1.06 * worker.scarce)), Meter.timed_on
+
+    def fail() -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+
+    def fake(meter: Meter, devices: Any, function: Any, elsewhere: bool = False) -> Any:
+        return watched(meter, devices, fail if worker.index == 1 else function, elsewhere)
+
+    for _ in range(PROBED + 1):
+        step(batch)
+    assert tfmem.report(step).decision == "moved"
+    before = digest(training)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Meter, "timed_on", fake)
+        survives(lambda: step(batch))
+    tells(worker)
+    assert digest(training) == before
+
+
 TRIALS = (
     plans_of_one_worker_are_tried,
     plans_over_the_budget_of_one_worker_do_not_stay,
     plans_that_one_worker_cannot_measure_do_not_stay,
     a_worker_cannot_plan_by_measured_times,
+    a_worker_cannot_make_other_plans,
     a_worker_pauses_between_trials,
 )

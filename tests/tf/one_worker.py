@@ -137,6 +137,16 @@ def taking(patch: pytest.MonkeyPatch, peaks: Callable[[int], int]) -> None:
     patch.setattr(Meter, "watched_on", fake)
 
 
+def tells(worker: Worker) -> None:
+    """Worker 0 tells that it raised; worker 1 lives on until then, so that only its report can have told the other."""
+    told = Path(worker.folder, "told")
+    if worker.index == 0:
+        told.touch()
+    else:
+        until(told.exists)
+        told.unlink()
+
+
 def survives(run: Callable[[], Any]) -> None:
     began = time.monotonic()
     with pytest.raises(tf.errors.OpError) as caught:

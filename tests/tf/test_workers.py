@@ -16,11 +16,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from tfmem.runtime.workers import Board, Workers
-from tfmem.steps import agreed_peaks, agreed_trials
+from tfmem.steps import agreed_fusion, agreed_peaks, agreed_trials
 from tfmem.steps.agreed_fusion import Finding, Offer, Wish, finding_of_all, offer_of_all, wish_of_all
 from tfmem.steps.agreed_trials import Tried
 from tfmem.steps.agreement import Record, WorkersVerdict, agree, publish, verdict_of
@@ -116,6 +119,7 @@ def _results(cases: str, folder: Path, free: list[str]) -> list[tuple[int, str]]
                 "models_of_tf_keras_train",
                 "plans_of_models_differ",
                 "the_disk_of_a_worker_is_full",
+                "a_trial_of_a_worker_fails",
             )
         ),
     ],
@@ -261,6 +265,33 @@ def test_a_worker_with_moves_makes_all_leave_room() -> None:
         assert found == Wish(moves=second == wishes[1])
     refused = wish_of_all(dict(zip(TASKS, (wishes[0], Wish("no").text), strict=True)), 5)
     assert refused.why == "left unchanged: /job:worker/task:1 does not stitch the step (no)"
+
+
+def test_all_kernels_that_updates_depend_on_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers have equal kernels, and count twice; what no update depends on does not count."""
+    resource = TensorSpec("resource", 4, ())
+    nodes = [Node(name, "Placeholder") for name in ("w0", "w1")]
+    nodes += [Node(name, "TfmemFused") for name in ("r0", "r1", "unneeded")]
+    nodes += [Node(f"u{at}", "AssignVariableOp", [TensorId(f"w{at}"), TensorId(f"r{at}")], outputs=0) for at in (0, 1)]
+    graph = Graph(nodes, {TensorId("w0"): resource, TensorId("w1"): resource})
+    monkeypatch.setattr(agreed_fusion, "kernel_text", str)
+
+    def digest(*names: str) -> str:
+        regions = [
+            SimpleNamespace(
+                name=name,
+                schedule=SimpleNamespace(members=(f"{name}/Tanh",)),
+                lowered=SimpleNamespace(region="tanh"),
+                programs=(),
+            )
+            for name in names
+        ]
+        found: Any = SimpleNamespace(regions=regions)
+        return agreed_fusion.digest_of(found, graph)
+
+    assert len({digest(), digest("r0"), digest("r1"), digest("r0", "r1")}) == 4
+    assert digest("r1", "r0", "unneeded") == digest("r0", "r1")
+    assert digest("r0", "in_a_function") != digest("r0")
 
 
 def test_all_workers_watch_their_peaks_or_none() -> None:

@@ -20,7 +20,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfmem
-from tfmem.steps import measuring
+from tfmem.steps import measuring, replicas
 
 ROWS, WIDTH = 1024, 128
 BATCH = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)

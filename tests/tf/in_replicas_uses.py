@@ -329,8 +329,26 @@ def loops_of_strategies_with_one_variable() -> None:
             assert (tfmem.report(step).decision == "moved") == (budget != AMPLE), tfmem.report(step)
 
 
+def batches_of_an_iterator() -> None:
+    """Where a step takes them itself, their size is not known: the report says so of each tensor that depends on it."""
+    losses, rows = [], tf.data.Dataset.from_tensor_slices(BATCH).repeat()
+    for budget in (None, AMPLE):
+        training = Training(mirrored())
+        batches = iter(training.strategy.experimental_distribute_dataset(rows.batch(ROWS)))
+
+        def step(batches: Any, training: Any = training) -> Any:
+            found = training.strategy.run(training.step, (next(batches),))
+            return training.strategy.reduce("SUM", found, axis=None)
+
+        function = tf.function(step) if budget is None else optimized(step, budget)
+        losses.append([float(function(batches)) for _ in range(5)])
+    assert losses[0] == losses[1], losses
+    told = [note for note in tfmem.report(function).notes if note.startswith("not moved: IteratorGetNext")]
+    assert [note.partition(": ")[2].partition(": ")[2] for note in told] == ["its size is not known before it runs"] * 2
+
+
 CASES: dict[str, Sequence[Callable[[], None]]] = {
-    "loops": (custom_loops, loops_of_strategies_with_one_variable),
+    "loops": (custom_loops, loops_of_strategies_with_one_variable, batches_of_an_iterator),
     "other_loops": (other_custom_loops,),
     "of_keras_3": (what_fails_in_keras_3,),
     "optimizers": (optimizers_of_keras_3,),

@@ -255,6 +255,7 @@ def describe_replicas(
     ]
     fullest = _fullest(devices)
     first = next(report for report in reports if report.device == fullest.device)
+    stays = dict.fromkeys(note for report in reports for note in report.notes)
     return replace(
         first,
         device=f"{len(plans)} x {engine.settings.target.description}",
@@ -267,7 +268,7 @@ def describe_replicas(
         bytes_in_predicted=sum(found.bytes_in for found in devices),
         transfers=tuple(record for report in reports for record in report.transfers),
         devices=tuple(devices),
-        notes=(_TIMED if timed else _ESTIMATED, *(() if split else _not_split(step, engine, reports))),
+        notes=(_TIMED if timed else _ESTIMATED, *(() if split else _not_split(step, engine, reports)), *stays),
     )
 
 

@@ -246,6 +246,13 @@ class Reason(Enum):
     HOST_VARIABLE = "fusion", "its variable is {dtype}, which TensorFlow keeps in host memory on a GPU"
     NO_PRODUCT = "fusion", "regions on a GPU do not call {op}"
     NO_PRODUCT_OF = "fusion", "regions on a GPU do not multiply {dtypes}"
+    NO_CONVOLUTION_OF = "fusion", "regions on a GPU do not convolve {dtypes}"
+    CONVOLUTION_SIZES = "fusion", "sizes of its convolution are unknown, other than the batch"
+    CONVOLUTION_LARGE = "fusion", "its convolution has a tensor of {count} numbers, more than int32 counts"
+    CONVOLUTION_PADDING = (
+        "fusion",
+        "its convolution is padded by {before} before and {after} behind, and cuDNN pads both sides alike",
+    )
     NO_FUSED_PRODUCT = "fusion", "regions on a GPU do not call {op} with {fused}"
 
     # Fusion: ops in kernels

@@ -52,12 +52,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Call:
-    """Runs TensorFlow's own kernel of an op; on a GPU a product, by cuBLASLt.
+    """Runs TensorFlow's own kernel of an op; on a GPU a product by cuBLASLt, or a convolution by cuDNN.
 
     Attributes:
         op: TensorFlow's name of it.
-        attrs: its attributes, a serialised NodeDef without name and inputs.
-        inputs: values, in the op's order, without its variables.
+        attrs: its attributes, a serialised NodeDef without name and inputs; a tensor "constant_0" is its input 0.
+        inputs: values, in the op's order, without its variables and what is a constant.
         outputs: new values.
         variables: those that the op takes as resources, which come first among its inputs.
         members: names of the graph's nodes that it stands for.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+from graph_passes.analysis import convolutions
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern, called
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.ops import passed
@@ -23,6 +24,8 @@ class Capabilities:
         products: ops that multiply matrices, and which a region can call.
         multiplied: dtypes that they take.
         fused: what `_FusedMatMul` may have fused into it.
+        convolutions: ops that convolve images, and which a region can call.
+        convolved: dtypes that they take.
     """
 
     on_host: frozenset[str]
@@ -31,9 +34,14 @@ class Capabilities:
     products: frozenset[str]
     multiplied: frozenset[str]
     fused: frozenset[tuple[str, ...]]
+    convolutions: frozenset[str] = frozenset()
+    convolved: frozenset[str] = frozenset()
 
 
-# Products are cuBLASLt's (custom_ops/ops/fusion/gpu_steps.cc).
+# What regions on a GPU call of cuDNN; none of these: convolutions stay outside.
+_CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
+
+# Products are cuBLASLt's, convolutions cuDNN's (custom_ops/ops/fusion/gpu_steps.cc).
 CUDA = Capabilities(
     on_host=frozenset({"int32"}),
     reads=frozenset(
@@ -58,6 +66,8 @@ CUDA = Capabilities(
     products=frozenset({"MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2"}),
     multiplied=frozenset({"float16", "bfloat16", "float32", "float64"}),
     fused=frozenset({("BiasAdd",), ("BiasAdd", "Relu")}),
+    convolutions=_CONVOLUTIONS,
+    convolved=frozenset({"float16", "bfloat16", "float32"}),
 )
 
 
@@ -138,7 +148,7 @@ def within(
             if op_pattern.pattern in (OpPattern.OPAQUE, OpPattern.CONSTANT)
             else _refusal(device, graph, graph[name], op_pattern)
         )
-        found[name] = NodePattern(OpPattern.OPAQUE, reason) if reason else op_pattern
+        found[name] = NodePattern(OpPattern.OPAQUE, reason) if reason else _read_there(graph[name], op_pattern)
     pending = [name for name in found if found[name].pattern not in (OpPattern.OPAQUE, OpPattern.CONSTANT)]
     while pending:
         node = graph[pending.pop()]
@@ -212,7 +222,7 @@ def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePat
         if spec is not None and spec.dtype in device.on_host:
             return Reason.HOST_VARIABLE(dtype=spec.dtype)
     if op_pattern.pattern is OpPattern.CALL:
-        return op_pattern.reason
+        return _no_convolution(device, graph, node) if node.op in device.convolutions else op_pattern.reason
     if op_pattern.pattern not in (OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT):
         return None
     if node.op not in device.products:
@@ -223,3 +233,19 @@ def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePat
     if node.op == "_FusedMatMul" and texts(node.attrs.get("fused_ops")) not in device.fused:
         return Reason.NO_FUSED_PRODUCT(op=node.op, fused=", ".join(texts(node.attrs.get("fused_ops"))))
     return None
+
+
+def _no_convolution(device: Capabilities, graph: Graph, node: Node) -> Refusal | None:
+    specs = [graph.specs.get(tensor) for tensor in (*node.inputs, TensorId(node.name))]
+    dtypes = {spec.dtype for place, spec in enumerate(specs) if spec and place != convolutions.SIZED.get(node.op)}
+    if not dtypes <= device.convolved:
+        return Reason.NO_CONVOLUTION_OF(dtypes=" and ".join(sorted(dtypes)))
+    return convolutions.refused(graph, node)
+
+
+def _read_there(node: Node, op_pattern: NodePattern) -> NodePattern:
+    """`op_pattern` without the input that says sizes: a call on a GPU holds the constant."""
+    said = convolutions.SIZED.get(node.op)
+    if op_pattern.pattern is not OpPattern.CALL or said is None:
+        return op_pattern
+    return replace(op_pattern, operands=tuple(place for place in op_pattern.operands if place != said))

@@ -14,7 +14,7 @@ from graph_passes.analysis.op_pattern import pattern_of, patterns_of
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import OpPattern
 from graph_passes.lower.rules import RULES
-from graph_passes.passes.fuse.partition.partition import ON_CPU, ON_GPU, partition_graph
+from graph_passes.passes.fuse.partition.partition import partition_graph
 from graph_passes.passes.fuse.plan import Needs, plan_fusion
 from graph_passes.refusals import Reason
 from tests.fusion_graphs import UNIT
@@ -171,7 +171,19 @@ def test_an_op_that_a_cpu_leaves_to_tensorflow(reason: Reason) -> None:
     assert on_a_cpu(graph, patterns_of(graph))["y"].reason.reason is reason
 
 
+def convolution(
+    image: Shape = (2, 8, 8, 3), dtype: str = "float32", result: Shape = (2, 4, 4, 4), padding: str = "VALID"
+) -> Op:
+    """Of 3 x 3 pixels, each other one."""
+    attrs = {"strides": (1, 2, 2, 1), "padding": padding}
+    return Op("Conv2D", [Of(image, dtype), Of((3, 3, 3, 4), dtype)], [Of(result, dtype)], attrs=attrs)
+
+
 ON_A_GPU = {
+    Reason.NO_CONVOLUTION_OF: convolution(dtype="float64"),
+    Reason.CONVOLUTION_SIZES: convolution((2, None, 8, 3)),
+    Reason.CONVOLUTION_LARGE: convolution((1 << 24, 8, 8, 3)),
+    Reason.CONVOLUTION_PADDING: convolution(padding="SAME"),
     Reason.HOST_RESULT: Op("AddV2", [Of(dtype="int32")] * 2, [Of(dtype="int32")]),
     Reason.HOST_VARIABLE: Op("ReadVariableOp", (variable(dtype="int32"),), [Of(dtype="int32")], stateful=True),
     Reason.NO_PRODUCT: Op("Einsum", (MATRIX, MATRIX), (MATRIX,)),
@@ -216,7 +228,7 @@ def test_reasons_that_depend_on_what_is_around_an_op() -> None:
     graph = chain(("a", "Exp", ("x",)), ("out", "Tanh", ("a",)))
     fed = partition_graph(graph, patterns_of(graph), UNIT, fed=["a"]).reasons
     assert fed["a"] == Reason.FED()
-    assert partition_graph(graph, patterns_of(graph), UNIT, kinds=ON_CPU - ON_GPU).reasons[
+    assert partition_graph(graph, patterns_of(graph), UNIT, kinds={OpPattern.CALL}).reasons[
         "a"
     ] == Reason.NO_SUCH_PATTERN(pattern="elementwise")
     alone = chain(("out", "Exp", ("x",)))

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fake_cuda.h"
+#include "fake_numbers.h"
 
 namespace {
 
@@ -58,23 +59,6 @@ std::atomic<int> live{0};
 float milliseconds[kAlgorithms] = {};
 int runs[kAlgorithms] = {};
 Asked asked;
-
-struct Bfloat16 {
-  uint16_t bits;
-  Bfloat16& operator=(double value) {
-    const float rounded = value;
-    uint32_t wide;
-    std::memcpy(&wide, &rounded, 4);
-    bits = rounded == rounded ? (wide + 0x7fff + (wide >> 16 & 1)) >> 16 : 0x7fc0;
-    return *this;
-  }
-  operator double() const {
-    const uint32_t wide = uint32_t{bits} << 16;
-    float value;
-    std::memcpy(&value, &wide, 4);
-    return value;
-  }
-};
 
 template <typename T>
 void Multiply(const Product& product, const T* a, const Layout& la, const T* b, const Layout& lb,

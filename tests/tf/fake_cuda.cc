@@ -118,6 +118,11 @@ void FakeCapture(void* stream, FakeTasks* captured) {
   Stream(stream)->captured = captured;
 }
 
+bool FakeCaptures(void* stream) {
+  ONE_AT_A_TIME;
+  return Stream(stream)->captured != nullptr;
+}
+
 int FakeFails(const char* function) {
   ONE_AT_A_TIME;
   ++world().calls[function];

@@ -24,6 +24,7 @@ void FakeLaunch(void* stream, std::function<void()> kernel);
 void FakeLaunchWhen(void* stream, std::function<bool()> ready);
 // What is enqueued from now on goes to `captured`; null: no longer.
 void FakeCapture(void* stream, FakeTasks* captured);
+bool FakeCaptures(void* stream);
 // Lets so much time go by on the device, within what is enqueued. Events tell it.
 void FakeSpend(float milliseconds);
 // Runs the head of a random stream that can go on; false if there is none.

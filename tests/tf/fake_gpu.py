@@ -34,17 +34,19 @@ ALGORITHMS = 5  # of fake_cublas.cc
 
 def build(op: str = "fusion_on_fake_gpu") -> dict[str, str]:
     """The environment of a process with a `FakeGpu`: where the fake libraries lie, and the op of `op`.cc on them."""
-    plain = [build_flags.compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcublasLt.so.12"]
     driver = fake_driver()
-    sources = [HERE / "fake_cublas.cc", driver]
-    cublas = built(
-        "libcublasLt.so.12",
-        [*sources, *sorted(HERE.glob("*.h"))],
-        lambda target: [*plain, *map(str, sources), "-o", str(target)],
-    )
+    libraries = [_library(*names, driver) for names in (("libcublasLt.so.12", "cublas"), ("libcudnn.so.9", "cudnn"))]
     library = build_flags.PACKAGE / build_flags.library_name(tf.__version__)
-    found = [driver, cublas, shared_library(op, [object_file(HERE / f"{op}.cc")], library)]
+    found = [driver, *libraries, shared_library(op, [object_file(HERE / f"{op}.cc")], library)]
     return {**os.environ, LIBRARIES: os.pathsep.join(map(str, found))}
+
+
+def _library(name: str, fake: str, driver: Path) -> Path:
+    """One of NVIDIA's libraries on the fake driver."""
+    plain = [build_flags.compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", f"-Wl,-soname,{name}"]
+    sources = [HERE / f"fake_{fake}.cc", driver]
+    reads = [*sources, *sorted(HERE.glob("*.h"))]
+    return built(name, reads, lambda target: [*plain, *map(str, sources), "-o", str(target)])
 
 
 def run_file(file: str, op: str = "fusion_on_fake_gpu", long: str = "none") -> None:
@@ -69,13 +71,15 @@ class FakeGpu:
     Attributes:
         compile_source: as NVRTC's; makes kernels for the CPU.
         cublas: its library of products.
+        cudnn: its library of convolutions.
     """
 
-    def __init__(self, driver: str, cublas: str, op: str) -> None:
+    def __init__(self, driver: str, cublas: str, cudnn: str, op: str) -> None:
         tf.config.list_logical_devices()  # TensorFlow has looked for a driver by now
         load()
         self._driver = ctypes.CDLL(driver, mode=ctypes.RTLD_GLOBAL)
         self.cublas = ctypes.CDLL(cublas, mode=ctypes.RTLD_GLOBAL)
+        self.cudnn = ctypes.CDLL(cudnn, mode=ctypes.RTLD_GLOBAL)
         self._driver.fake_run_at_once()
         tf.load_op_library(op)
         self.compile_source = Compiler()

@@ -39,7 +39,7 @@ def call(
     variables: tuple[int, ...] = (),
     **attributes: Any,
 ) -> Call:
-    """With attributes that are types, truth values, numbers, texts, or lists of texts."""
+    """With attributes that are types, truth values, numbers, texts, or lists of texts or numbers."""
     node = node_def_pb2.NodeDef()
     for name, value in attributes.items():
         attr = node.attr[name]
@@ -53,6 +53,8 @@ def call(
             attr.f = value
         elif isinstance(value, str):
             attr.s = value.encode()
+        elif value and isinstance(value[0], int):
+            attr.CopyFrom(attr_value_pb2.AttrValue(list={"i": value}))
         else:
             attr.CopyFrom(attr_value_pb2.AttrValue(list={"s": [text.encode() for text in value]}))
     return Call(op, node.SerializeToString(deterministic=True), inputs, outputs, variables, (op,))

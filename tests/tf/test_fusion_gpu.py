@@ -8,7 +8,17 @@ import pytest
 
 from tests.tf import fake_gpu
 
-ON_FAKE_GPU = ("library_products", "ops", "orders", "product_steps", "programs", "products", "steps", "tuning")
+ON_FAKE_GPU = (
+    "convolutions",
+    "library_products",
+    "ops",
+    "orders",
+    "product_steps",
+    "programs",
+    "products",
+    "steps",
+    "tuning",
+)
 LONG = ("budgets", "random", "sparse")
 
 

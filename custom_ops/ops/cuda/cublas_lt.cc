@@ -5,41 +5,17 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/cuda/gpu_library.h"
 
 namespace tfmem::cublas {
 namespace {
 
 constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
-
-// Where pip puts it: beside TensorFlow, of whose library `absl::Status` is a part.
-std::string PackagesFolder() {
-  Dl_info info;
-  if (::dladdr(reinterpret_cast<void*>(&absl::StatusCodeToString), &info) == 0) return "";
-  const std::string library = info.dli_fname;
-  const size_t folder = library.rfind('/');
-  if (folder == std::string::npos) return "";
-  return library.substr(0, folder) + "/..";
-}
-
-void* Open(std::string* words) {
-  for (const char* name : kNames) {
-    if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return library;
-  }
-  const std::string packages = PackagesFolder();
-  for (const char* name : kNames) {
-    for (const std::string& place :
-         {absl::StrCat(packages, "/nvidia/cublas/lib/", name),
-          absl::StrCat(packages, "/nvidia/cu13/lib/", name), std::string(name)}) {
-      if (void* library = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-      *words = ::dlerror();
-    }
-  }
-  return nullptr;
-}
+constexpr const char* kFolders[] = {"nvidia/cublas/lib", "nvidia/cu13/lib"};
 
 absl::StatusOr<const Library*> Find() {
   std::string words;
-  void* opened = Open(&words);
+  void* opened = OpenGpuLibrary(kNames, kFolders, &words);
   if (opened == nullptr) {
     return absl::UnavailableError(
         absl::StrCat("cannot open cuBLASLt (", words,

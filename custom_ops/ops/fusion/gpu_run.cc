@@ -285,7 +285,7 @@ absl::StatusOr<std::shared_ptr<GpuPlan>> GpuRegionRunner::PlanFor(
   const GpuTrial trial = {stream, [&](int64_t bytes) { return Scratch(ctx, bytes, &scratch); }};
   const bool timed = time_products_ && !tensorflow::OpDeterminismRequired();
   auto plan = std::make_shared<GpuPlan>(
-      GpuPlan{{}, {link, *compiled_, loaded_, tf32, timed ? &trial : nullptr}, nullptr});
+      GpuPlan{{}, {link, *compiled_, loaded_, tf32, &trial, timed}, nullptr});
   absl::StatusOr<RegionShapes> shapes = ShapesOf(*compiled_, inputs, values, &plan->steps);
   if (!shapes.ok()) {
     return absl::Status(shapes.status().code(),

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "custom_ops/ops/fusion/call_convolution.h"
 #include "custom_ops/ops/fusion/region_memory.h"
 #include "custom_ops/ops/fusion/step_schedule.h"
 #include "custom_ops/ops/sizes.h"
@@ -20,7 +21,7 @@ constexpr int64_t kBarrierBytes = 4;
 
 Size Aligned(int64_t bytes) { return Size(bytes) + (-bytes & (kBufferAlignment - 1)); }
 
-// The workspace of a product, aligned within memory that may begin anywhere.
+// The workspace of a call, aligned within memory that may begin anywhere.
 uint64_t WorkspaceOf(uint64_t address) {
   constexpr uint64_t kLast = GpuProduct::kWorkspaceAlignment - 1;
   return (address + kLast) & ~kLast;
@@ -86,8 +87,8 @@ absl::StatusOr<ProductForm> ProductOf(const CompiledRegion& compiled, int number
     TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "adj_x", &form.transpose_left));
     TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "adj_y", &form.transpose_right));
   } else {
-    return absl::UnimplementedError(
-        absl::StrCat("call of ", step.op, ": a region on a GPU calls products alone"));
+    return absl::UnimplementedError(absl::StrCat(
+        "call of ", step.op, ": a region on a GPU calls products and convolutions alone"));
   }
   TFMEM_ASSIGN_OR_RETURN(form.type, TypeOf(compiled.region.values[step.inputs[0]].dtype));
   const TensorShape& left = values[step.inputs[0]];
@@ -155,21 +156,53 @@ absl::StatusOr<std::vector<Shape>> GpuSteps::PrepareKernel(int number, const Exp
 }
 
 absl::Status GpuSteps::PrepareCall(int number, const std::vector<TensorShape>& values) {
+  const RegionStep& called = compiled_.region.steps[number];
+  if (IsConvolution(called.op)) return PrepareConvolution(number, values);
   TFMEM_ASSIGN_OR_RETURN(const ProductForm form, ProductOf(compiled_, number, tf32_, values));
+  const int64_t numbers = values[called.first_output].num_elements();
+  if (numbers == 0) return absl::OkStatus();
+  if (form.depth > 0) return PrepareProduct(number, form);
+  SetZeros(number, numbers);  // as TensorFlow's kernels have it, which add no bias then
+  return absl::OkStatus();
+}
+
+absl::Status GpuSteps::PrepareProduct(int number, const ProductForm& form) {
+  Step& step = steps_[number];
+  TFMEM_ASSIGN_OR_RETURN(step.product, GpuProduct::Make(link_, form, timed_ ? trial_ : nullptr));
+  SetWorkspace(number, step.product->workspace_bytes());
+  return absl::OkStatus();
+}
+
+absl::Status GpuSteps::PrepareConvolution(int number, const std::vector<TensorShape>& values) {
+  TFMEM_ASSIGN_OR_RETURN(const ConvolutionForm form,
+                         ConvolutionOf(compiled_, number, tf32_, values));
   const RegionStep& called = compiled_.region.steps[number];
   const int64_t numbers = values[called.first_output].num_elements();
-  Step& step = steps_[number];
   if (numbers == 0) return absl::OkStatus();
-  if (form.depth == 0) {  // as TensorFlow's kernels have it, which add no bias then
-    step.zeros = numbers * BytesOf(compiled_.region.values[called.first_output].dtype);
+  for (int input : called.inputs) {
+    if (values[input].num_elements() > 0) continue;
+    SetZeros(number, numbers);
     return absl::OkStatus();
   }
-  TFMEM_ASSIGN_OR_RETURN(step.product, GpuProduct::Make(link_, form, trial_));
-  if (step.product->workspace_bytes() > 0) {
-    step.workspace =
-        Aligned(step.product->workspace_bytes() + GpuProduct::kWorkspaceAlignment).value();
+  Step& step = steps_[number];
+  if (const std::optional<ProductForm> product = ProductOf(form)) {
+    step.swapped = form.kind == ConvolutionKind::kInputGradient;
+    return PrepareProduct(number, *product);
   }
+  TFMEM_ASSIGN_OR_RETURN(step.convolution, GpuConvolution::Make(link_, form, *trial_, timed_));
+  SetWorkspace(number, step.convolution->workspace_bytes());
   return absl::OkStatus();
+}
+
+void GpuSteps::SetWorkspace(int number, int64_t bytes) {
+  static_assert(GpuProduct::kWorkspaceAlignment == GpuConvolution::kWorkspaceAlignment);
+  if (bytes == 0) return;
+  steps_[number].workspace = Aligned(bytes + GpuProduct::kWorkspaceAlignment).value();
+}
+
+void GpuSteps::SetZeros(int number, int64_t numbers) {
+  const int value = compiled_.region.steps[number].first_output;
+  steps_[number].zeros = numbers * BytesOf(compiled_.region.values[value].dtype);
 }
 
 bool GpuSteps::MayShare(int step, int input, int output) const {
@@ -221,6 +254,10 @@ GraphStep GpuSteps::GraphStepOf(int number) const {
     made.enqueue = [product = step.product](cuda::Stream stream, auto addresses) {
       return product->Enqueue(stream, addresses);
     };
+  } else if (step.convolution != nullptr) {
+    made.enqueue = [convolution = step.convolution](cuda::Stream stream, auto addresses) {
+      return convolution->Enqueue(stream, addresses);
+    };
   } else {
     made.zeros = step.zeros;
   }
@@ -236,8 +273,12 @@ std::vector<GraphWords> GpuSteps::Words(const std::vector<uint64_t>& values, uin
       found.push_back(KernelWords(i, values, arena));
     } else if (steps_[i].product != nullptr) {
       const uint64_t bias = step.inputs.size() > 2 ? values[step.inputs[2]] : 0;
-      found.push_back({values[step.inputs[0]], values[step.inputs[1]], bias,
+      const bool swapped = steps_[i].swapped;
+      found.push_back({values[step.inputs[swapped]], values[step.inputs[!swapped]], bias,
                        values[step.first_output], WorkspaceOf(arena + steps_[i].workspace_offset)});
+    } else if (steps_[i].convolution != nullptr) {
+      found.push_back({values[step.inputs[0]], values[step.inputs[1]], values[step.first_output],
+                       WorkspaceOf(arena + steps_[i].workspace_offset)});
     } else if (steps_[i].zeros > 0) {
       found.push_back({values[step.first_output]});
     }

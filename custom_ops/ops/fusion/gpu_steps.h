@@ -1,4 +1,4 @@
-// The kernels and products of a region on a GPU, for given shapes.
+// The kernels, products and convolutions of a region on a GPU, for given shapes.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "custom_ops/ops/cuda/gpu_convolution.h"
 #include "custom_ops/ops/cuda/gpu_graph.h"
 #include "custom_ops/ops/cuda/gpu_product.h"
 #include "custom_ops/ops/fusion/fusion_kernel.h"
@@ -27,11 +28,16 @@ absl::StatusOr<ProductForm> ProductOf(const CompiledRegion& compiled, int step, 
 
 class GpuSteps : public RegionSteps {
  public:
-  // `kernels`: of the steps that are kernels. `tf32`: whether products may use it. `trial`: where
-  // they may be timed while they are prepared; null: nowhere.
+  // `kernels`: of the steps that are kernels. `tf32`: whether calls may use it. `trial`: where they
+  // may run while they are prepared. `timed`: whether they are timed there.
   GpuSteps(GpuLink* link, const CompiledRegion& compiled, const std::vector<LoadedKernel>& kernels,
-           bool tf32, const GpuTrial* trial)
-      : link_(link), compiled_(compiled), kernels_(kernels), tf32_(tf32), trial_(trial) {
+           bool tf32, const GpuTrial* trial, bool timed)
+      : link_(link),
+        compiled_(compiled),
+        kernels_(kernels),
+        tf32_(tf32),
+        trial_(trial),
+        timed_(timed) {
     steps_.resize(compiled.region.steps.size());
   }
 
@@ -54,15 +60,23 @@ class GpuSteps : public RegionSteps {
     std::vector<int64_t> buffers;  // where they begin in the workspace
     int barrier = -1;              // which one
     std::shared_ptr<GpuProduct> product;
-    int64_t zeros = 0;  // bytes of a product of no depth
+    bool swapped = false;  // whether the call's second input is the product's left operand
+    std::shared_ptr<GpuConvolution> convolution;
+    int64_t zeros = 0;  // bytes of a sum of nothing
     int64_t workspace = 0;
     int64_t workspace_offset = 0;  // in the arena
   };
 
   bool IsKernel(int step) const { return kernels_[step].description != nullptr; }
   bool Runs(int step) const {
-    return IsKernel(step) || steps_[step].product != nullptr || steps_[step].zeros > 0;
+    const Step& found = steps_[step];
+    return IsKernel(step) || found.product != nullptr || found.convolution != nullptr ||
+           found.zeros > 0;
   }
+  absl::Status PrepareProduct(int step, const ProductForm& form);
+  absl::Status PrepareConvolution(int step, const std::vector<tensorflow::TensorShape>& values);
+  void SetWorkspace(int step, int64_t bytes);
+  void SetZeros(int step, int64_t numbers);
   GraphStep GraphStepOf(int step) const;
   GraphWords KernelWords(int step, const std::vector<uint64_t>& values, uint64_t arena) const;
 
@@ -71,6 +85,7 @@ class GpuSteps : public RegionSteps {
   const std::vector<LoadedKernel>& kernels_;
   const bool tf32_;
   const GpuTrial* trial_;
+  const bool timed_;
   std::vector<Step> steps_;
   int barriers_ = 0;
   int64_t barriers_offset_ = 0;  // in the arena

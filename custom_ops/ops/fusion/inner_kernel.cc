@@ -1,7 +1,10 @@
 #include "custom_ops/ops/fusion/inner_kernel.h"
 
+#include <map>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/fusion/executed_op.h"
 #include "custom_ops/ops/nested_params.h"
@@ -26,6 +29,8 @@ using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 using ::tensorflow::TensorValue;
 using ::tensorflow::shape_inference::InferenceContext;
+
+constexpr absl::string_view kConstant = "constant_";
 
 // Gives a kernel memory for its outputs that was allocated before.
 class InnerContext : public OpKernelContext {
@@ -52,12 +57,31 @@ class InnerContext : public OpKernelContext {
 }  // namespace
 
 InnerKernel::InnerKernel(std::unique_ptr<OpKernel> kernel, std::unique_ptr<OpKernel> executed,
-                         int graph_def_version, bool keeps)
+                         int graph_def_version, bool keeps, Constants constants)
     : kernel_(std::move(kernel)),
       executed_(std::move(executed)),
       graph_def_version_(graph_def_version),
       keeps_(keeps),
+      constants_(std::move(constants)),
       never_forward_(kernel_->num_outputs(), OpKernelContext::Params::kNeverForward) {}
+
+absl::StatusOr<InnerKernel::Constants> InnerKernel::TakeConstants(NodeDef* node) {
+  std::map<int, Tensor> found;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : node->attr()) {
+    int place = 0;
+    if (!absl::StartsWith(name, kConstant)) continue;
+    Tensor tensor;
+    if (!absl::SimpleAtoi(absl::string_view(name).substr(kConstant.size()), &place) || place < 0 ||
+        !value.has_tensor() || !tensor.FromProto(value.tensor())) {
+      return absl::InvalidArgumentError(absl::StrCat("attribute '", name, "' is no constant"));
+    }
+    found[place] = std::move(tensor);
+    names.push_back(name);
+  }
+  for (const std::string& name : names) node->mutable_attr()->erase(name);
+  return Constants(found.begin(), found.end());
+}
 
 absl::StatusOr<std::unique_ptr<InnerKernel>> InnerKernel::Create(OpKernelConstruction* ctx,
                                                                  const std::string& op,
@@ -75,14 +99,20 @@ absl::StatusOr<std::unique_ptr<InnerKernel>> InnerKernel::Create(OpKernelConstru
   node.set_name(name);
   node.clear_device();
   node.clear_input();
-  for (size_t i = 0; i < signature.inputs.size(); ++i) node.add_input(absl::StrCat("input", i));
+  TFMEM_ASSIGN_OR_RETURN(Constants constants, TakeConstants(&node));
+  DataTypeVector given = signature.inputs;
+  for (const auto& [place, value] : constants) {
+    if (place > static_cast<int>(given.size())) return wrong("input ", place, " is a constant");
+    given.insert(given.begin() + place, value.dtype());
+  }
+  for (size_t i = 0; i < given.size(); ++i) node.add_input(absl::StrCat("input", i));
   AddDefaultsToNodeDef(*op_def, &node);
   DataTypeVector inputs, outputs;
   TFMEM_RETURN_IF_ERROR(tensorflow::InOutTypesForNode(node, *op_def, &inputs, &outputs));
-  if (inputs != signature.inputs || outputs != signature.outputs) {
+  if (inputs != given || outputs != signature.outputs) {
     return wrong("takes ", tensorflow::DataTypeVectorString(inputs), " and gives ",
                  tensorflow::DataTypeVectorString(outputs), "; the region has ",
-                 tensorflow::DataTypeVectorString(signature.inputs), " and ",
+                 tensorflow::DataTypeVectorString(given), " and ",
                  tensorflow::DataTypeVectorString(signature.outputs));
   }
   absl::Status status;
@@ -105,8 +135,9 @@ absl::StatusOr<std::unique_ptr<InnerKernel>> InnerKernel::Create(OpKernelConstru
                       executed->input_types() == inputs && executed->output_types() == outputs;
     if (!fits) executed = nullptr;
   }
-  return std::unique_ptr<InnerKernel>(new InnerKernel(
-      std::move(kernel), std::move(executed), ctx->graph_def_version(), op_def->is_stateful()));
+  return std::unique_ptr<InnerKernel>(new InnerKernel(std::move(kernel), std::move(executed),
+                                                      ctx->graph_def_version(),
+                                                      op_def->is_stateful(), std::move(constants)));
 }
 
 absl::StatusOr<std::vector<PartialTensorShape>> InnerKernel::InferShapes(
@@ -123,9 +154,15 @@ absl::StatusOr<std::vector<PartialTensorShape>> InnerKernel::InferShapes(
     handle = std::make_unique<Handle>();
     handle->emplace_back(PartialTensorShape(variable->shape()), variable->dtype());
   }
+  std::vector<const Tensor*> values(shapes.size());
+  for (const auto& [place, value] : constants_) {
+    shapes.insert(shapes.begin() + place, PartialTensorShape(value.shape()));
+    values.insert(values.begin() + place, &value);
+    if (place < static_cast<int>(handles.size())) handles.emplace(handles.begin() + place);
+  }
   handles.resize(shapes.size());
   InferenceContext context(graph_def_version_, tensorflow::AttrSlice(kernel_->def()), op->op_def,
-                           shapes, std::vector<const Tensor*>(shapes.size()), {}, handles);
+                           shapes, values, {}, handles);
   std::vector<PartialTensorShape> outputs(kernel_->num_outputs());
   if (op->shape_inference_fn == nullptr) return outputs;
   TFMEM_RETURN_IF_ERROR(context.Run(op->shape_inference_fn));
@@ -143,6 +180,14 @@ absl::Status InnerKernel::Run(OpKernelContext* outer, absl::Span<const TensorVal
   FillParams(outer, &params);
   OpKernel* const kernel = executed_ != nullptr ? executed_.get() : kernel_.get();
   params.op_kernel = kernel;
+  absl::InlinedVector<TensorValue, 4> all;
+  if (!constants_.empty()) {
+    all.assign(inputs.begin(), inputs.end());
+    for (const auto& [place, value] : constants_) {
+      all.insert(all.begin() + place, TensorValue(const_cast<Tensor*>(&value)));
+    }
+    inputs = all;
+  }
   params.inputs = inputs;
   absl::InlinedVector<AllocatorAttributes, 4> attributes(outputs.size());
   params.output_attr_array = attributes.data();

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,7 +16,7 @@
 
 namespace tfmem {
 
-// How a call's inputs and outputs lie.
+// How a call's inputs and outputs lie; without inputs that are constants.
 struct InnerSignature {
   tensorflow::DataTypeVector inputs;  // resources of variables come first
   tensorflow::DataTypeVector outputs;
@@ -24,7 +25,8 @@ struct InnerSignature {
 class InnerKernel {
  public:
   // `attrs` is a serialised NodeDef, of which only the attributes count; those that are missing
-  // have their defaults. `ctx` is the construction of the kernel that will call this one.
+  // have their defaults. A tensor "constant_1" there is the op's input 1. `ctx` is the construction
+  // of the kernel that will call this one.
   //
   // InvalidArgument if there is no such op, or its signature is another; Unimplemented if it is
   // asynchronous.
@@ -63,13 +65,18 @@ class InnerKernel {
   const tensorflow::NodeDef& node() const { return kernel_->def(); }
 
  private:
+  using Constants = std::vector<std::pair<int, tensorflow::Tensor>>;  // by input, in order
+
   InnerKernel(std::unique_ptr<tensorflow::OpKernel> kernel,
-              std::unique_ptr<tensorflow::OpKernel> executed, int graph_def_version, bool keeps);
+              std::unique_ptr<tensorflow::OpKernel> executed, int graph_def_version, bool keeps,
+              Constants constants);
+  static absl::StatusOr<Constants> TakeConstants(tensorflow::NodeDef* node);
 
   const std::unique_ptr<tensorflow::OpKernel> kernel_;    // of the op itself
   const std::unique_ptr<tensorflow::OpKernel> executed_;  // of another one in its place, or null
   const int graph_def_version_;
   const bool keeps_;
+  const Constants constants_;
   std::vector<int> never_forward_;
 };
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, Step, TensorType, View
+from graph_passes.analysis.convolutions import said_sizes
 from graph_passes.analysis.op_pattern import OpPattern, pattern_of
-from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, Use
+from graph_passes.graph.ir import Graph, Literal, Node, TensorId, TensorSpec, Use
 from graph_passes.graph.ops import IDENTITIES, passed
 from graph_passes.lower.lower_nodes import Lowering, source
 from graph_passes.lower.program_writer import LoweringError, Value, VariableValue
@@ -153,8 +154,12 @@ class _Builder:
             self._kernel(step)
 
     def _call(self, node: Node) -> None:
-        attrs = self._encode(node)
-        given, made = tuple(map(self._key, node.inputs)), tuple(self._graph.tensors(node))
+        said = said_sizes(self._graph, node)  # which lie in the host's memory
+        whole = node.copy()
+        whole.attrs |= {f"constant_{place}": Literal("int32", (len(found),), found) for place, found in said.items()}
+        attrs = self._encode(whole)
+        given = tuple(self._key(tensor) for place, tensor in enumerate(node.inputs) if place not in said)
+        made = tuple(self._graph.tensors(node))
         self._drafts.append(
             _Draft(given, made, lambda given, made: Call(node.op, attrs, given, made, members=(node.name,)))
         )

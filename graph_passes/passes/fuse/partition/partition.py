@@ -29,8 +29,8 @@ from graph_passes.passes.fuse.partition.score import Candidate, Measure, Refuse,
 from graph_passes.passes.fuse.partition.signature import Signature, Signatures, once
 from graph_passes.refusals import Refusal
 
-# What may be in a region that a GPU runs: products by its library, all else in kernels.
-ON_GPU = frozenset(OpPattern) - {OpPattern.CALL, OpPattern.OPAQUE}
+# What may be in a region; which calls on a GPU, `Capabilities` says.
+ON_GPU = frozenset(OpPattern) - {OpPattern.OPAQUE}
 ON_CPU = frozenset(OpPattern) - {OpPattern.OPAQUE}
 PRODUCTS = frozenset({OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT})
 

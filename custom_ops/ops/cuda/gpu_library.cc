@@ -1,0 +1,45 @@
+#include "custom_ops/ops/cuda/gpu_library.h"
+
+#include <dlfcn.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace tfmem {
+namespace {
+
+// Where pip puts packages: beside TensorFlow, of whose library `absl::Status` is a part.
+std::string PackagesFolder() {
+  Dl_info info;
+  if (::dladdr(reinterpret_cast<void*>(&absl::StatusCodeToString), &info) == 0) return "";
+  const std::string library = info.dli_fname;
+  const size_t folder = library.rfind('/');
+  if (folder == std::string::npos) return "";
+  return library.substr(0, folder) + "/..";
+}
+
+void* OpenAt(const std::string& place, std::string* words) {
+  void* library = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) *words = ::dlerror();
+  return library;
+}
+
+}  // namespace
+
+void* OpenGpuLibrary(absl::Span<const char* const> names, absl::Span<const char* const> folders,
+                     std::string* words) {
+  for (const char* name : names) {
+    if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return library;
+  }
+  const std::string packages = PackagesFolder();
+  for (const char* name : names) {
+    for (const char* folder : folders) {
+      const std::string place = absl::StrCat(packages, "/", folder, "/", name);
+      if (void* library = OpenAt(place, words)) return library;
+    }
+    if (void* library = OpenAt(name, words)) return library;
+  }
+  return nullptr;
+}
+
+}  // namespace tfmem

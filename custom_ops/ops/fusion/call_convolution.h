@@ -1,0 +1,26 @@
+// A region's call of a convolution of images, or of one of its gradients, as cuDNN computes it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "custom_ops/ops/cuda/gpu_convolution.h"
+#include "custom_ops/ops/cuda/gpu_product.h"
+#include "custom_ops/ops/fusion/region_shapes.h"
+
+namespace tfmem {
+
+bool IsConvolution(const std::string& op);
+
+// The convolution that a call is; `values` are the shapes of all values. Unimplemented if it is
+// none that cuDNN computes; InvalidArgument if its shapes do not fit.
+absl::StatusOr<ConvolutionForm> ConvolutionOf(const CompiledRegion& compiled, int step, bool tf32,
+                                              const std::vector<tensorflow::TensorShape>& values);
+
+// A convolution of single pixels, channels last, is a product: of x and w, y and w transposed, or
+// x transposed and y. None if it is more.
+std::optional<ProductForm> ProductOf(const ConvolutionForm& form);
+
+}  // namespace tfmem

@@ -1,0 +1,78 @@
+"""Convolutions of images and their gradients as calls of cuDNN: which it computes, and where their sizes are said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, integers, text
+from graph_passes.lower.known_numbers import integers as constant_integers
+from graph_passes.refusals import Reason, Refusal
+
+# Ops, and the input that says how large what they give is.
+SIZED = {"Conv2DBackpropInput": 0, "Conv2DBackpropFilter": 1}
+
+_MOST = (1 << 31) - 1  # numbers of a tensor that cuDNN takes
+
+
+def said_sizes(graph: Graph, node: Node) -> dict[int, tuple[int, ...]]:
+    """The input of a node that says the sizes of its result, with what it says if that is a constant."""
+    place = SIZED.get(node.op)
+    found = constant_integers(graph, node.inputs[place]) if place is not None else None
+    return {} if place is None or found is None else {place: tuple(found)}
+
+
+def refused(graph: Graph, node: Node) -> Refusal | None:
+    """Why cuDNN computes no `Conv2D`, or gradient of one, such as this one; the size of the batch may be unknown."""
+    specs = _operands(graph, node)
+    image, filters, result = specs
+    sizes = _known(image, (1, 2, 3)), _known(filters, (0, 1, 2, 3)), _known(result, (1, 2, 3))
+    if not all(sizes) or (node.op in SIZED and not said_sizes(graph, node)):
+        return Reason.CONVOLUTION_SIZES()
+    for spec in specs:
+        if spec is not None and spec.sizes is not None and prod(spec.sizes) > _MOST:
+            return Reason.CONVOLUTION_LARGE(count=prod(spec.sizes))
+    first = 1 if _format(node) == "NHWC" else 2
+    for place in range(2):
+        before, after = _padding(node, first + place, sizes[0][first + place - 1], sizes[1][place])
+        if before != after:
+            return Reason.CONVOLUTION_PADDING(before=before, after=after)
+    return None
+
+
+def _format(node: Node) -> str:
+    return text(node.attrs.get("data_format")) or "NHWC"
+
+
+def _operands(graph: Graph, node: Node) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
+    """The specs of the image, of the filter and of the convolution's result."""
+    made = TensorId(node.name)
+    places: Sequence[TensorId] = (*node.inputs[:2], made)
+    if node.op == "Conv2DBackpropInput":
+        places = made, *node.inputs[1:3]
+    elif node.op == "Conv2DBackpropFilter":
+        places = node.inputs[0], made, node.inputs[2]
+    image, filters, result = map(graph.specs.get, places)
+    return image, filters, result
+
+
+def _known(spec: TensorSpec | None, places: Sequence[int]) -> list[int]:
+    """The sizes of these dimensions of four; none unless all are known and not zero."""
+    if spec is None or spec.shape is None or len(spec.shape) != 4:
+        return []
+    found = [size for place in places if (size := spec.shape[place])]
+    return found if len(found) == len(places) else []
+
+
+def _padding(node: Node, dimension: int, size: int, window: int) -> tuple[int, int]:
+    """What TensorFlow pads before and behind a dimension of the image."""
+    kind = text(node.attrs.get("padding"))
+    if kind == "EXPLICIT":
+        before, after = integers(node.attrs.get("explicit_paddings"))[2 * dimension : 2 * dimension + 2]
+        return before, after
+    if kind != "SAME":
+        return 0, 0
+    stride = integers(node.attrs.get("strides"))[dimension]
+    dilation = (integers(node.attrs.get("dilations")) or (1, 1, 1, 1))[dimension]
+    missing = max((-(-size // stride) - 1) * stride + (window - 1) * dilation + 1 - size, 0)
+    return missing // 2, missing - missing // 2

@@ -1,0 +1,190 @@
+"""Convolutions as calls in regions on the fake cuDNN, and their gradients. Run by test_fusion_gpu.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from custom_ops.fusion.region import Call, Region, TensorType
+from graph_passes.analysis import device_support
+from tests.tf.fake_gpu import FakeGpu
+from tests.tf.fusion_calls import call
+from tests.tf.stitched_steps import close, optimized, require_stitched, stitched_ops
+from tfmem import report
+
+pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
+
+# Height, width and channels of images, filters, strides, dilations, padding.
+FORMS = {
+    "same": ((7, 9, 3), (3, 5, 3, 4), (1, 1), (1, 1), "SAME"),
+    "valid": ((8, 7, 2), (3, 2, 2, 5), (2, 3), (1, 1), "VALID"),
+    "strided": ((7, 9, 3), (3, 3, 3, 4), (2, 2), (1, 1), "SAME"),
+    "explicit": ((6, 5, 3), (3, 3, 3, 2), (1, 2), (1, 1), ((2, 2), (1, 1))),
+    "pixels": ((5, 7, 6), (1, 1, 6, 4), (1, 1), (1, 1), "VALID"),
+    "strided pixels": ((5, 7, 6), (1, 1, 6, 4), (2, 2), (1, 1), "SAME"),
+    "whole image": ((3, 4, 5), (3, 4, 5, 7), (1, 1), (1, 1), "VALID"),
+}
+PADDED = {
+    "even": ((8, 8, 3), (3, 3, 3, 4), (2, 2), (1, 1), "SAME"),
+    "even filter": ((8, 7, 3), (2, 3, 3, 4), (1, 1), (1, 1), "SAME"),
+    "explicit": ((6, 5, 3), (3, 3, 3, 2), (1, 2), (1, 1), ((0, 1), (1, 1))),
+}
+
+
+def convolved(x: Any, w: Any, form: Any) -> Any:
+    _, _, strides, dilations, padding = form
+    padding = padding if isinstance(padding, str) else ((0, 0), *padding, (0, 0))
+    return tf.nn.conv2d(x, w, strides, padding, dilations=dilations)
+
+
+def given(form: Any, dtype: Any = tf.float32, batch: int = 2) -> tuple[Any, Any]:
+    image, filters, *_ = form
+    rng = np.random.default_rng(0)
+    return tuple(tf.constant(rng.normal(size=shape), dtype) for shape in ((batch, *image), filters))  # type: ignore[return-value]
+
+
+def step_of(form: Any) -> Callable[..., Any]:
+    """A convolution between activations, and both gradients."""
+
+    def step(x: Any, w: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch((x, w))
+            y = tf.nn.tanh(convolved(tf.nn.tanh(x), w, form))
+            loss = tf.reduce_sum(tf.cast(y * y, tf.float32))
+        return y, *tape.gradient(loss, (x, w))
+
+    return step
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+@pytest.mark.parametrize("name", FORMS)
+def test_convolutions_and_gradients_are_in_regions(gpu: FakeGpu, on_gpu: Callable[..., None], name: str) -> None:
+    on_gpu()
+    x, w = given(FORMS[name])
+    step = tf.function(step_of(FORMS[name]))
+    stitched = optimized(step)
+    for _ in range(2):
+        close(stitched(x, w), step(x, w), 2e-4)
+    done = require_stitched(stitched, "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+    assert len(done.regions) == 1
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("name", ["same", "valid", "pixels"])
+def test_half_types(gpu: FakeGpu, on_gpu: Callable[..., None], name: str, dtype: Any) -> None:
+    on_gpu()
+    x, w = given(FORMS[name], dtype)
+    step = tf.function(step_of(FORMS[name]))
+    stitched = optimized(step)
+    wide = [tf.cast(each, tf.float64) for each in (x, w)]
+    exact = step_of(FORMS[name])(*wide)
+    unit = 0.08 if dtype == tf.bfloat16 else 0.01
+    for found, expected in zip(stitched(x, w), exact, strict=True):
+        assert found.dtype == dtype
+        np.testing.assert_allclose(tf.cast(found, tf.float64), expected, rtol=unit, atol=unit * np.abs(expected).max())
+    require_stitched(stitched, "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_what_is_padded_unlike_on_both_sides_stays_outside(
+    gpu: FakeGpu, on_gpu: Callable[..., None], name: str
+) -> None:
+    on_gpu()
+    x, w = given(PADDED[name])
+    step = tf.function(step_of(PADDED[name]))
+    stitched = optimized(step)
+    close(stitched(x, w), step(x, w), 2e-4)
+    assert not {op for op in stitched_ops(report(stitched)) if "Conv" in op}
+
+
+def test_a_batch_may_be_of_any_size(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """Of the convolution; a gradient's sizes are a tensor then, so that it stays outside."""
+    on_gpu()
+    form = FORMS["same"]
+    signature = [tf.TensorSpec((None, *form[0])), tf.TensorSpec(form[1])]
+    step = tf.function(step_of(form), input_signature=signature)
+    stitched = optimized(step)
+    for batch in (1, 3, 2):
+        x, w = given(form, batch=batch)
+        close(stitched(x, w), step(x, w), 2e-4)
+    require_stitched(stitched, "Conv2D")
+
+
+def test_without_convolutions_they_stay_outside(
+    gpu: FakeGpu, on_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = replace(device_support.CUDA, convolutions=frozenset())
+    monkeypatch.setattr("tests.tf.planned_on_fake_gpu.CUDA", none)
+    on_gpu()
+    x, w = given(FORMS["same"])
+    step = tf.function(step_of(FORMS["same"]))
+    stitched = optimized(step)
+    close(stitched(x, w), step(x, w), 2e-4)
+    assert not {op for op in stitched_ops(report(stitched)) if "Conv" in op}
+
+
+def attributes(**other: Any) -> dict[str, Any]:
+    return {"T": tf.float32, "padding": "VALID", "strides": [1, 1, 1, 1], "dilations": [1, 1, 1, 1], **other}
+
+
+def one(gpu: FakeGpu, op: str, args: list[Any], made: tuple[int, ...], **given: Any) -> Any:
+    types = [TensorType("float32", tuple(each.shape)) for each in args] + [TensorType("float32", made)]
+    step: Call = call(op, (0, 1), (2,), **attributes(**given))
+    region = Region(2, (), tuple(types), (step,), (2,))
+    return tf.function(lambda *args: gpu.fusion(region, args, (), ()))(*args)[0]
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_groups(gpu: FakeGpu, groups: int) -> None:
+    rng = np.random.default_rng(1)
+    x, w = (tf.constant(rng.normal(size=shape), tf.float32) for shape in ((2, 5, 6, 4 * groups), (3, 2, 4, 3 * groups)))
+    found = one(gpu, "Conv2D", [x, w], (2, 3, 5, 3 * groups))
+    parts = zip(tf.split(x, groups, 3), tf.split(w, groups, 3), strict=True)
+    np.testing.assert_allclose(found, tf.concat([tf.nn.conv2d(*part, 1, "VALID") for part in parts], 3), atol=1e-4)
+
+
+def test_dilations(gpu: FakeGpu) -> None:
+    """Of which TensorFlow has no gradients on a CPU."""
+    form = ((9, 11, 2), (3, 3, 2, 3), (1, 1), (2, 3), "SAME")
+    x, w = given(form)
+    found = one(gpu, "Conv2D", [x, w], (2, 9, 11, 3), padding="SAME", dilations=[1, 2, 3, 1])
+    np.testing.assert_allclose(found, convolved(x, w, form), atol=1e-4)
+
+
+def test_channels_first(gpu: FakeGpu) -> None:
+    rng = np.random.default_rng(1)
+    x, w = (tf.constant(rng.normal(size=shape), tf.float32) for shape in ((2, 4, 5, 6), (3, 2, 4, 3)))
+    found = one(gpu, "Conv2D", [x, w], (2, 3, 3, 5), data_format="NCHW")
+    expected = tf.transpose(tf.nn.conv2d(tf.transpose(x, (0, 2, 3, 1)), w, 1, "VALID"), (0, 3, 1, 2))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_algorithms_are_deterministic_and_small(gpu: FakeGpu) -> None:
+    """The first takes too much memory, the second is not deterministic, the third fails when it runs."""
+    before = [gpu.cudnn.fake_cudnn_runs(number) for number in range(5)]
+    x, w = given(FORMS["same"], batch=3)
+    one(gpu, "Conv2D", [x, w], (3, 5, 5, 4))
+    assert [gpu.cudnn.fake_cudnn_runs(number) - before[number] for number in range(5)] == [0, 0, 0, 2, 0]
+
+
+@pytest.mark.parametrize("wrong", [(2, 5, 5, 5), (2, 6, 5, 4), (3, 5, 5, 4)])
+def test_shapes_that_do_not_fit_are_refused(gpu: FakeGpu, wrong: tuple[int, ...]) -> None:
+    x, w = given(FORMS["same"])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        one(gpu, "Conv2D", [x, w], wrong)
+
+
+@pytest.mark.parametrize("function", ["cudnnCreateTensorDescriptor", "cudnnSetFilter4dDescriptor", "cudnnSetStream"])
+def test_failures_are_errors_and_leave_nothing(gpu: FakeGpu, function: str) -> None:
+    x, w = given(FORMS["same"], batch=4)
+    live = gpu.cudnn.fake_live_cudnn()
+    gpu.fail(function, times=9)
+    with pytest.raises(tf.errors.InternalError, match="cuDNN status"):
+        one(gpu, "Conv2D", [x, w], (4, 5, 5, 4))
+    gpu.fail(function, times=0)
+    assert gpu.cudnn.fake_live_cudnn() == live

@@ -10,7 +10,8 @@ from graph_passes.lower.known_numbers import integers as constant_integers
 from graph_passes.refusals import Reason, Refusal
 
 # Ops, and the input that says how large what they give is.
-SIZED = {"Conv2DBackpropInput": 0, "Conv2DBackpropFilter": 1}
+SIZED = {f"{op}BackpropInput": 0 for op in ("Conv2D", "DepthwiseConv2dNative")}
+SIZED |= {f"{op}BackpropFilter": 1 for op in ("Conv2D", "DepthwiseConv2dNative")}
 
 _MOST = (1 << 31) - 1  # numbers of a tensor that cuDNN takes
 
@@ -23,7 +24,7 @@ def said_sizes(graph: Graph, node: Node) -> dict[int, tuple[int, ...]]:
 
 
 def refused(graph: Graph, node: Node) -> Refusal | None:
-    """Why cuDNN computes no `Conv2D`, or gradient of one, such as this one; the size of the batch may be unknown."""
+    """Why cuDNN computes no convolution, or gradient of one, such as this one; the size of the batch may be unknown."""
     specs = _operands(graph, node)
     image, filters, result = specs
     sizes = _known(image, (1, 2, 3)), _known(filters, (0, 1, 2, 3)), _known(result, (1, 2, 3))
@@ -48,9 +49,9 @@ def _operands(graph: Graph, node: Node) -> tuple[TensorSpec | None, TensorSpec |
     """The specs of the image, of the filter and of the convolution's result."""
     made = TensorId(node.name)
     places: Sequence[TensorId] = (*node.inputs[:2], made)
-    if node.op == "Conv2DBackpropInput":
+    if node.op.endswith("BackpropInput"):
         places = made, *node.inputs[1:3]
-    elif node.op == "Conv2DBackpropFilter":
+    elif node.op.endswith("BackpropFilter"):
         places = node.inputs[0], made, node.inputs[2]
     image, filters, result = map(graph.specs.get, places)
     return image, filters, result

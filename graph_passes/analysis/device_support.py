@@ -40,6 +40,10 @@ class Capabilities:
 
 # What regions on a GPU call of cuDNN; none of these: convolutions stay outside.
 _CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
+# Those with a group for each channel; `_CONVOLUTIONS` alone: they stay outside.
+_DEPTHWISE = frozenset(
+    {"DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter"}
+)
 
 # Products are cuBLASLt's, convolutions cuDNN's (custom_ops/ops/fusion/gpu_steps.cc).
 CUDA = Capabilities(
@@ -66,7 +70,7 @@ CUDA = Capabilities(
     products=frozenset({"MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2"}),
     multiplied=frozenset({"float16", "bfloat16", "float32", "float64"}),
     fused=frozenset({("BiasAdd",), ("BiasAdd", "Relu")}),
-    convolutions=_CONVOLUTIONS,
+    convolutions=_CONVOLUTIONS | _DEPTHWISE,
     convolved=frozenset({"float16", "bfloat16", "float32"}),
 )
 

@@ -74,6 +74,29 @@ def test_convolutions_and_gradients_are_in_regions(gpu: FakeGpu, on_gpu: Callabl
     assert len(done.regions) == 1
 
 
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+@pytest.mark.parametrize("multiplier", [1, 2])
+@pytest.mark.parametrize(("stride", "padding"), [(1, "SAME"), (2, "SAME"), (2, "VALID")])
+def test_depthwise(gpu: FakeGpu, on_gpu: Callable[..., None], multiplier: int, stride: int, padding: str) -> None:
+    on_gpu()
+    rng = np.random.default_rng(0)
+    x, w = (tf.constant(rng.normal(size=shape), tf.float32) for shape in ((2, 7, 9, 5), (3, 5, 5, multiplier)))
+
+    def step(x: Any, w: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch((x, w))
+            y = tf.nn.tanh(tf.nn.depthwise_conv2d(tf.nn.tanh(x), w, (1, stride, stride, 1), padding))
+            loss = tf.reduce_sum(y * y)
+        return y, *tape.gradient(loss, (x, w))
+
+    plain = tf.function(step)
+    stitched = optimized(plain)
+    close(stitched(x, w), plain(x, w), 2e-4)
+    name = "DepthwiseConv2dNative"
+    done = require_stitched(stitched, name, f"{name}BackpropInput", f"{name}BackpropFilter")
+    assert len(done.regions) == 1
+
+
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 @pytest.mark.parametrize("name", ["same", "valid", "pixels"])
 def test_half_types(gpu: FakeGpu, on_gpu: Callable[..., None], name: str, dtype: Any) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "custom_ops/ops/sizes.h"
@@ -30,10 +31,12 @@ absl::StatusOr<cudnn::Type> CudnnTypeOf(ValueDType dtype) {
 }
 
 ConvolutionKind KindOf(const std::string& op) {
-  return op == "Conv2DBackpropInput"    ? ConvolutionKind::kInputGradient
-         : op == "Conv2DBackpropFilter" ? ConvolutionKind::kFilterGradient
-                                        : ConvolutionKind::kForward;
+  return absl::EndsWith(op, "BackpropInput")    ? ConvolutionKind::kInputGradient
+         : absl::EndsWith(op, "BackpropFilter") ? ConvolutionKind::kFilterGradient
+                                                : ConvolutionKind::kForward;
 }
+
+constexpr char kDepthwise[] = "DepthwiseConv2dNative";
 
 // Of a list for [n, h, w, c] or [n, c, h, w] those of height and width; the others are 1.
 absl::Status ReadSpatial(const tensorflow::NodeDef& node, const char* name, int first,
@@ -96,7 +99,13 @@ absl::Status ReadPadding(const tensorflow::NodeDef& node, int first, Convolution
 }  // namespace
 
 bool IsConvolution(const std::string& op) {
-  return op == "Conv2D" || op == "Conv2DBackpropInput" || op == "Conv2DBackpropFilter";
+  for (const char* name : {"Conv2D", kDepthwise}) {
+    if (op == name || op == absl::StrCat(name, "BackpropInput") ||
+        op == absl::StrCat(name, "BackpropFilter")) {
+      return true;
+    }
+  }
+  return false;
 }
 
 absl::StatusOr<ConvolutionForm> ConvolutionOf(const CompiledRegion& compiled, int number, bool tf32,
@@ -146,8 +155,12 @@ absl::StatusOr<ConvolutionForm> ConvolutionOf(const CompiledRegion& compiled, in
   form.image = {x.dim_size(first), x.dim_size(first + 1)};
   form.result = {y.dim_size(first), y.dim_size(first + 1)};
   form.filter = {w.dim_size(0), w.dim_size(1)};
-  const int64_t depth = w.dim_size(2);
-  if (w.num_elements() == 0 || w.dim_size(3) != form.results || form.channels % depth != 0 ||
+  // A depthwise filter [h, w, c, m] has the numbers of [h, w, 1, c m], a group for each channel.
+  const bool depthwise = absl::StartsWith(step.op, kDepthwise);
+  if (depthwise && w.dim_size(2) != form.channels) return wrong();
+  const int64_t depth = depthwise ? 1 : w.dim_size(2);
+  const int64_t results = depthwise ? w.dim_size(2) * w.dim_size(3) : w.dim_size(3);
+  if (w.num_elements() == 0 || results != form.results || form.channels % depth != 0 ||
       (form.channels > 0 && form.results % (form.channels / depth) != 0)) {
     return wrong();
   }

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,23 @@ def test_products_and_convolutions_in_a_region_cost_what_they_multiply():
     steps = (Call("MatMul", b"", (0, 1), (4,)), Call("Conv2D", b"", (2, 3), (5,)))
     found = region_costs(node_of(Region(4, (), values, steps, (4, 5)), "a", "b", "c", "d"))
     assert [flops for _, flops in found.steps] == [2.0 * 8 * 3 * 5, 2.0 * (2 * 8 * 8 * 7) * (3 * 3 * 3)]
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_gradients_of_convolutions_multiply_as_much_with_and_without_their_sizes(depthwise):
+    image, filters, result = (2, 8, 8, 3), (3, 3, 3, 7), (2, 8, 8, 21 if depthwise else 7)
+    op = "DepthwiseConv2dNative" if depthwise else "Conv2D"
+    shapes = (image, filters, result, image, filters, image, filters)
+    values = tuple(TensorType("float32", each) for each in shapes[:3])
+    values += (TensorType("int32", (4,)), *(TensorType("float32", each) for each in shapes[3:]))
+    steps = (
+        Call(f"{op}BackpropInput", b"", (1, 2), (4,)),
+        Call(f"{op}BackpropFilter", b"", (0, 2), (5,)),
+        Call(f"{op}BackpropInput", b"", (3, 1, 2), (6,)),
+        Call(f"{op}BackpropFilter", b"", (0, 3, 2), (7,)),
+    )
+    found = region_costs(node_of(Region(4, (), values, steps, (4, 5, 6, 7)), "a", "b", "c", "d"))
+    assert {flops for _, flops in found.steps} == {2.0 * (2 * 8 * 8 * result[-1]) * 9 * (1 if depthwise else 3)}
 
 
 @st.composite

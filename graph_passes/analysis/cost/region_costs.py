@@ -94,8 +94,9 @@ def _flops(region: Region, step: Kernel | Call) -> float:
         batch = prod(made[:-2]) if len(read[0]) == len(read[1]) else 1
         return 2.0 * sqrt(prod(read[0]) * prod(read[1]) * prod(made) / max(batch, 1))
     if step.op in CONVOLUTIONS:  # all three of a layer multiply each pixel of the result with the whole filter
-        image = read[2] if "Backprop" in step.op and len(read) > 2 else made
-        filters = made if "BackpropFilter" in step.op else read[1]
+        backward = "Backprop" in step.op  # the last input is the result's gradient then, and sizes may be left out
+        image = read[-1] if backward else made
+        filters = made if "BackpropFilter" in step.op else read[-2] if backward else read[1]
         channels = filters[-1] * (filters[-2] if "Depthwise" in step.op else 1) if filters else 1
         return 2.0 * prod(image) * prod(filters) / max(channels, 1)
     return 0.0

@@ -162,6 +162,20 @@ def one(gpu: FakeGpu, op: str, args: list[Any], made: tuple[int, ...], **given: 
     return tf.function(lambda *args: gpu.fusion(region, args, (), ()))(*args)[0]
 
 
+def test_convolutions_run_one_after_the_other(gpu: FakeGpu) -> None:
+    """They share the memory of cuDNN's handle, though nothing passes between them."""
+    rng = np.random.default_rng(2)
+    args = [tf.constant(rng.normal(size=(2, 6 + place, 5, 3)), tf.float32) for place in range(4)]
+    args.append(tf.constant(rng.normal(size=(3, 3, 3, 4)), tf.float32))
+    expected = [tf.nn.conv2d(each, args[4], 1, "VALID") for each in args[:4]]
+    values = tuple(TensorType("float32", tuple(each.shape)) for each in (*args, *expected))
+    steps = tuple(call("Conv2D", (place, 4), (5 + place,), **attributes()) for place in range(4))
+    region = Region(5, (), values, steps, (5, 6, 7, 8))
+    step = tf.function(lambda *args: gpu.fusion(region, args, (), ()))
+    for _ in range(20):
+        close(step(*args), expected, 1e-4)
+
+
 @pytest.mark.parametrize("groups", [2, 3])
 def test_groups(gpu: FakeGpu, groups: int) -> None:
     rng = np.random.default_rng(1)

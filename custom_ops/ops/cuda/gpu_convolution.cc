@@ -15,7 +15,7 @@ namespace tfmem {
 namespace {
 
 constexpr size_t kMostConvolutionWorkspace = 256 << 20;
-constexpr int kMostAsked = 8;  // algorithms that cuDNN is asked for
+constexpr int kMostAsked = 16;  // algorithms that cuDNN is asked for
 constexpr size_t kMostTimed = 4;
 constexpr int64_t kMostTrialRuns = 16;
 constexpr float kOneTrialMilliseconds = 0.2;

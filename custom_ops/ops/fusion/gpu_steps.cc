@@ -222,12 +222,16 @@ std::vector<GraphStep> GpuSteps::GraphSteps(RegionShapes* shapes) {
     found.emplace_back().zeros = barriers_ * kBarrierBytes;
     uses.push_back({{barriers, true}});
   }
+  // cuDNN's handle has memory, too, so its calls run one after the other, and may have the
+  // same workspace.
+  const int handle = memory.Add(0);
   std::vector<int> workspaces(steps_.size());
   for (size_t i = 0; i < steps_.size(); ++i) {
     if (!Runs(i)) continue;
     found.push_back(GraphStepOf(i));
     std::vector<MemoryUse>& used = uses.emplace_back(memory.UsesOf(i));
     if (steps_[i].barrier >= 0) used.push_back({barriers, true});
+    if (steps_[i].convolution != nullptr) used.push_back({handle, true});
     if (steps_[i].workspace == 0) continue;
     workspaces[i] = memory.Add(steps_[i].workspace);
     used.push_back({workspaces[i], true});

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 
 from custom_ops.fusion.region import Call, Region, TensorType
 from graph_passes.analysis import device_support
@@ -214,6 +215,18 @@ def test_shapes_that_do_not_fit_are_refused(gpu: FakeGpu, wrong: tuple[int, ...]
     x, w = given(FORMS["same"])
     with pytest.raises(tf.errors.InvalidArgumentError):
         one(gpu, "Conv2D", [x, w], wrong)
+
+
+@pytest.mark.parametrize("name", ["constant_2", "constant_9", "constant_-1", "constant_x", "constant_"])
+def test_constants_that_are_no_input_are_refused(gpu: FakeGpu, name: str) -> None:
+    x, w = given(FORMS["same"])
+    plain = call("Conv2D", (0, 1), (2,), **attributes(padding="SAME"))
+    node = node_def_pb2.NodeDef.FromString(plain.attrs)
+    node.attr[name].tensor.CopyFrom(tf.make_tensor_proto([1, 2]))
+    types = tuple(TensorType("float32", tuple(each.shape)) for each in (x, w, tf.nn.conv2d(x, w, 1, "SAME")))
+    region = Region(2, (), types, (replace(plain, attrs=node.SerializeToString()),), (2,))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tf.function(lambda *args: gpu.fusion(region, args, (), ()))(x, w)
 
 
 @pytest.mark.parametrize("function", ["cudnnCreateTensorDescriptor", "cudnnSetFilter4dDescriptor", "cudnnSetStream"])

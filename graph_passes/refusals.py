@@ -1,10 +1,8 @@
 """Why a pass leaves something unchanged: typed values, made into words when they are printed.
 
-A `Reason` is one kind of refusal with its sentence; a `Refusal` is a reason with what it is about. Nothing decides by
-the sentence. `python -m tools.refusal_table --document docs/refusals.md` writes the table of all reasons.
-
-    Reason.STEP_FETCHED(node="lstm/step_3")      a Refusal, "'lstm/step_3', of one step, is fetched by name"
-    Reason.SIDE_EFFECTS.of(node)                  the same, of a node: its name and op are `node` and `op`
+A `Reason` is one kind of refusal with its sentence; a `Refusal` is a reason with what it is about, such as
+`Reason.STEP_FETCHED(node="lstm/step_3")`, or `Reason.SIDE_EFFECTS.of(node)` of a node. Nothing decides by the sentence.
+`python -m tools.refusal_table --document docs/refusals.md` writes the table of all reasons.
 """
 
 from __future__ import annotations
@@ -16,9 +14,7 @@ from enum import Enum
 from graph_passes.graph.ir import Node, TensorId
 
 _AGAIN = "its steps are unrolled"
-
-# Arguments that are names of nodes.
-_NODES = frozenset({"node", "reader", "other"})
+_NODES = frozenset({"node", "reader", "other"})  # arguments that are names of nodes
 
 
 class Reason(Enum):
@@ -249,10 +245,7 @@ class Reason(Enum):
     NO_CONVOLUTION_OF = "fusion", "regions on a GPU do not convolve {dtypes}"
     CONVOLUTION_SIZES = "fusion", "sizes of its convolution are unknown, other than the batch"
     CONVOLUTION_LARGE = "fusion", "its convolution has a tensor of {count} numbers, more than int32 counts"
-    CONVOLUTION_PADDING = (
-        "fusion",
-        "its convolution is padded by {before} before and {after} behind, and cuDNN pads both sides alike",
-    )
+    CONVOLUTION_PADDING = "fusion", "it is padded by {before} before and {after} behind; cuDNN pads both sides alike"
     NO_FUSED_PRODUCT = "fusion", "regions on a GPU do not call {op} with {fused}"
 
     # Fusion: ops in kernels

@@ -254,8 +254,7 @@ class Graph:
     def readers(self, node: Node) -> Iterator[str]:
         """Names of the nodes that read an output of `node`; repeats are possible."""
         for tensor in self.tensors(node):
-            for use in self._uses.get(tensor, ()):
-                yield use.node
+            yield from (use.node for use in self._uses.get(tensor, ()))
 
     def reached(self, names: Iterable[str], step: Callable[[Node], Iterable[str]]) -> set[str]:
         """These nodes and all that `step` (`predecessors`, say) leads to from them."""

@@ -24,10 +24,10 @@ import pytest
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from tfmem.runtime.workers import Board, Workers
 from tfmem.steps import agreed_fusion, agreed_peaks, agreed_trials
-from tfmem.steps.agreed_fusion import Finding, Offer, Wish, finding_of_all, offer_of_all, wish_of_all
+from tfmem.steps.agreed_fusion import FusionFinding, Offer, Wish, finding_of_all, offer_of_all, wish_of_all
 from tfmem.steps.agreed_trials import Tried
 from tfmem.steps.agreement import Record, WorkersVerdict, agree, publish, verdict_of
-from tfmem.steps.lane_trials import Outcome, best_number
+from tfmem.steps.lane_trials import TrialOutcome, best_number
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
 SAID = "\nequal\n"  # a worker that ends first makes TensorFlow write of it in the other one
@@ -220,8 +220,10 @@ def test_workers_choose_plans_by_the_slowest() -> None:
     assert found == Tried(2.0, 7, True)
     late = agreed_trials.verdict_of({TASKS[0]: first, TASKS[1]: None}, 5)
     assert late.late == "/job:worker/task:1 said nothing of its plans within 5 seconds"
-    assert best_number([Outcome(inf, 0), Outcome(3.0, 0), Outcome(1.0, 7), Outcome(2.0, 0)]) == 3
-    assert best_number([Outcome(inf, 0), Outcome(1.0, 7), Outcome(2.0, 6)]) == 2  # all that were measured exceed
+    assert best_number([TrialOutcome(inf, 0), TrialOutcome(3.0, 0), TrialOutcome(1.0, 7), TrialOutcome(2.0, 0)]) == 3
+    assert (
+        best_number([TrialOutcome(inf, 0), TrialOutcome(1.0, 7), TrialOutcome(2.0, 6)]) == 2
+    )  # all that were measured exceed
 
 
 OFFER = Offer(kernels="a", regions=2, new=False, moved=2.0, unlimited=1.0)
@@ -250,9 +252,9 @@ def test_workers_choose_regions_by_the_slowest() -> None:
 
 
 def test_workers_count_all_peaks_and_the_slowest_times() -> None:
-    first, second = Finding("", 3, 1, 2.0, 1.0, 0.1), Finding("", 0, 4, 1.0, 1.5, 0.2)
+    first, second = FusionFinding("", 3, 1, 2.0, 1.0, 0.1), FusionFinding("", 0, 4, 1.0, 1.5, 0.2)
     both = finding_of_all(dict(zip(TASKS, (first, second), strict=True)), 5)
-    assert both == Finding("", 3, 5, 2.0, 1.5, 0.2)
+    assert both == FusionFinding("", 3, 5, 2.0, 1.5, 0.2)
     assert (both.excess, both.less) == (5, 0)
     for other in (None, replace(second, failed="task:1 published nothing")):
         assert "task:1 published nothing" in finding_of_all(dict(zip(TASKS, (first, other), strict=True)), 5).failed

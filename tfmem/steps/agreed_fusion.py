@@ -72,7 +72,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FusionFinding:
     """What came of a step without regions and with them, on a worker; or on all of them together.
 
     Attributes:
@@ -151,20 +151,20 @@ def abandon(board: Board, engine: Engine, trace: Trace, why: str) -> None:
     graph, workers = trace.concrete.graph, engine.workers
     record = Record(workers.version, digest(graph), engine.settings.budget, why=why)
     publish(board, workers, graph.name, record.text)
-    publish(board, workers, f"{graph.name}/{_FINDING}", json.dumps(asdict(Finding(why))))
+    publish(board, workers, f"{graph.name}/{_FINDING}", json.dumps(asdict(FusionFinding(why))))
 
 
-def found_together(board: Board | None, engine: Engine, trace: Trace, own: Finding) -> Finding:
+def found_together(board: Board | None, engine: Engine, trace: Trace, own: FusionFinding) -> FusionFinding:
     """What all workers found, by which they choose; what this process found where it is the only one."""
     if board is None:
         return own
     name, patience = f"{trace.concrete.graph.name}/{_FINDING}", engine.workers.patience
 
     def judge(texts: Mapping[str, str | None]) -> str:
-        found = {task: None if text is None else Finding(**json.loads(text)) for task, text in texts.items()}
+        found = {task: None if text is None else FusionFinding(**json.loads(text)) for task, text in texts.items()}
         return json.dumps(asdict(finding_of_all(found, patience)))
 
-    return Finding(**json.loads(exchange(board, engine.workers, name, json.dumps(asdict(own)), judge)))
+    return FusionFinding(**json.loads(exchange(board, engine.workers, name, json.dumps(asdict(own)), judge)))
 
 
 def facts_of(engine: Engine) -> dict[str, str]:
@@ -236,13 +236,13 @@ def offer_of_all(found: Mapping[str, Offer | None], patience: float) -> Offer:
     )
 
 
-def finding_of_all(found: Mapping[str, Finding | None], patience: float) -> Finding:
+def finding_of_all(found: Mapping[str, FusionFinding | None], patience: float) -> FusionFinding:
     """What is excess on any worker counts, and the slowest worker's times, since workers wait for each other."""
     known = [each for each in found.values() if each is not None]
     for task, each in found.items():
         if each is None or each.failed:
-            return Finding(_late(task, patience) if each is None else each.failed)
-    return Finding(
+            return FusionFinding(_late(task, patience) if each is None else each.failed)
+    return FusionFinding(
         given_over=sum(each.given_over for each in known),
         over=sum(each.over for each in known),
         given=max(each.given for each in known),

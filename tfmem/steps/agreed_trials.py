@@ -21,7 +21,7 @@ from tfmem.steps import agreed_peaks, measuring
 from tfmem.steps.agreed_peaks import CALLS, PeaksVerdict
 from tfmem.steps.agreement import exchange
 from tfmem.steps.job import Job
-from tfmem.steps.lane_trials import LaneTrial, Outcome, best_number
+from tfmem.steps.lane_trials import LaneTrial, TrialOutcome, best_number
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.states import Round, StepState, WatchingTogether
 
@@ -84,7 +84,7 @@ def agreed(job: Job, board: Board | None, state: WatchingTogether) -> Transition
     verdict = _verdict(job, board, Tried(trial.seconds, trial.over, bool(state.waiting) and not trial.as_predicted))
     if verdict.late:
         return job.told(agreed_peaks.following(job, _best(state), None, PeaksVerdict(stays=verdict.late)))
-    outcomes = (*state.outcomes, Outcome(verdict.seconds, verdict.over))
+    outcomes = (*state.outcomes, TrialOutcome(verdict.seconds, verdict.over))
     state = replace(state, trials=(*state.trials, trial), outcomes=outcomes)
     if verdict.more:
         return Transition(Event.RAN, _next(job, state))

@@ -41,7 +41,7 @@ from tfmem.runtime.notices import SEE
 from tfmem.runtime.workers import Board
 from tfmem.steps import xla_runner
 from tfmem.steps.after_grappler import LEAVE_OUT, unstitched, with_fusion
-from tfmem.steps.agreed_fusion import Finding, Offer, board_of, decline, found_together, offered, wished, withdraw
+from tfmem.steps.agreed_fusion import FusionFinding, Offer, board_of, decline, found_together, offered, wished, withdraw
 from tfmem.steps.composed import chosen, composed
 from tfmem.steps.fused_replicas import against_fusion, untimed
 from tfmem.steps.fuser import Fuser, shared
@@ -378,7 +378,7 @@ def take_turn(
         return result, Transition(Event.UNCLEAR, state)
     if within_budget:
         return result, chosen(state, times)
-    own = Finding(given=times.given, seconds=times.stitched, noise=times.noise)
+    own = FusionFinding(given=times.given, seconds=times.stitched, noise=times.noise)
     found = found_together(board, engine, state.fuser.trace, own)
     if found.failed:
         return result, state.fuser.settled(state, found.failed, Event.CLEAR)

@@ -34,7 +34,7 @@ from tfmem.capture.concrete_function import with_places
 from tfmem.devices import conditions, is_deterministic
 from tfmem.runtime.engine import Engine
 from tfmem.steps import after_grappler
-from tfmem.steps.agreed_fusion import Finding, Offer, abandon, found_together, offered
+from tfmem.steps.agreed_fusion import FusionFinding, Offer, abandon, found_together, offered
 from tfmem.steps.fused_replicas import against_edited, untimed
 from tfmem.steps.fuser import Fuser, shared
 from tfmem.steps.phases import Event, Transition
@@ -208,7 +208,7 @@ def decided(state: Composing, report: Report, function: Any) -> Transition[StepS
     fuser, options, given = state.fuser, state.fuser.engine.settings.options, state.report
     failed = str(FusionWhy.FAILED) if report.decision is Decision.FAILED else ""
     seconds = [1e-9 * (each.step_predicted_ns or 0) for each in (given, report)]
-    own = Finding(failed, total_over(given), total_over(report), *seconds)
+    own = FusionFinding(failed, total_over(given), total_over(report), *seconds)
     found = found_together(fuser.board, fuser.engine, fuser.trace, own)
     if found.failed:
         return fuser.settled(replace(state, report=_noted(given, report)), found.failed)
@@ -279,7 +279,7 @@ def chosen(state: Comparing, times: Times) -> Transition[StepState]:
         for each, with_regions in ((state.report, False), (variants.report or state.report, True))
     )
     state, variants = replace(state, report=given), replace(variants, report=report)
-    own = Finding("", total_over(given), total_over(report), times.given, times.stitched, times.noise)
+    own = FusionFinding("", total_over(given), total_over(report), times.given, times.stitched, times.noise)
     found = found_together(fuser.board, fuser.engine, fuser.trace, own)
     times = Times(found.given, found.seconds, noise=found.noise)
     if not found.failed:
@@ -320,7 +320,7 @@ def _watched(report: Report, peaks: Sequence[tuple[int, ...]]) -> Report:
 
 def more_over(given: Report, report: Report) -> int:
     """Bytes by which another version of a step is over the budget, unless the given one is over it by more; else 0."""
-    return Finding(given_over=total_over(given), over=total_over(report)).excess
+    return FusionFinding(given_over=total_over(given), over=total_over(report)).excess
 
 
 def total_over(report: Report) -> int:

@@ -27,7 +27,7 @@ Lanes = tuple[LanePlan, ...]  # a plan for each device
 SPARE = 5  # percent of each budget that one of the plans leaves free: near its limit an allocator is fragmented
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """What came of plans that were run.
 
     Attributes:
@@ -103,10 +103,10 @@ def same(left: Sequence[LanePlan], right: Sequence[LanePlan]) -> bool:
 
 def best_of(trials: Sequence[LaneTrial]) -> LaneTrial:
     """The fastest trial within all budgets; where none is, the one that exceeds them least."""
-    return trials[best_number([Outcome(trial.seconds, trial.over) for trial in trials])]
+    return trials[best_number([TrialOutcome(trial.seconds, trial.over) for trial in trials])]
 
 
-def best_number(outcomes: Sequence[Outcome]) -> int:
+def best_number(outcomes: Sequence[TrialOutcome]) -> int:
     """The number of the best of several trials; see `best_of`."""
     number = fastest([inf if found.over else found.seconds for found in outcomes])
     if number is not None:

@@ -13,7 +13,7 @@ from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.refusals import Refusal
 from graph_passes.report import Report
-from tfmem.steps.lane_trials import Lanes, LaneTrial, Outcome
+from tfmem.steps.lane_trials import Lanes, LaneTrial, TrialOutcome
 from tfmem.steps.phases import Phase
 from tfmem.steps.trials import Plans, Trial
 
@@ -239,7 +239,7 @@ class WatchingTogether(Watching):
 
     round: Round = Round.PEAKS
     calls: int = 0
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[TrialOutcome, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

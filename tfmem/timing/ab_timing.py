@@ -12,7 +12,8 @@ from custom_ops.timing.rounds import Rounds
 
 ROUNDS = 15
 BLOCK = 5e-3  # seconds of one of them in a round: short steps run several times in a row, as they do in training
-MOST = 20  # runs in a row
+LEAST = 2  # runs in a row: one behind the other step finds its memory elsewhere, and captures library calls again
+MOST = 20
 FEW = 4  # rounds after which a large difference is believed
 LARGE = 1.5
 
@@ -84,7 +85,8 @@ class Slices:
             else:
                 self._round(given, stitched)
                 least = sum(self._round(given, stitched)) / 2
-                self._runs = max(1, min(MOST, int(BLOCK / least)))
+                fewest = LEAST if 2 * LEAST * least <= limit else 1
+                self._runs = max(fewest, min(MOST, int(BLOCK / least)))
             took = self.clock() - now
         return _found(self._rounds)
 

@@ -16,7 +16,7 @@ from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import SplitChoice, SplitEstimate, SplitLane, SplitNeeds
-from graph_passes.passes.split.split_regions import SplitPlan, SplitRegion
+from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan, SplitRegion
 from graph_passes.pipeline import SPLIT, PassOutcome, PassPhase, Step, StepSource, plan_step, run_passes
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
@@ -53,6 +53,8 @@ def split_step(
     budget: int,
     options: OffloadOptions,
     rate: float = 0.0,
+    known: BatchDivision | None = None,
+    measured: bool = False,
 ) -> SplitStep | Refusal:
     """The fastest division of the step that meets the budget, or why there is none.
 
@@ -64,6 +66,8 @@ def split_step(
         options: of the memory plan.
         rate: share of the unlimited rate that the step keeps with nothing split: a split has to be clearly faster; 0 if
             the step does not run so.
+        known: the division that an earlier process chose; None where none did. Another is chosen where it fails.
+        measured: whether the known one was measured to meet the budget: it is carried out, or none is.
     """
     if options.split == "never":
         return Reason.SPLIT_NEVER()
@@ -88,7 +92,8 @@ def split_step(
     seconds = float(timeline.begins[-1])
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
     lane = SplitLane(timeline.turn, over_budget(timeline, budget, options))
-    found = divided(step, SplitNeeds(step.order, step.fetches, [lane], budget, trial, faster_than))
+    needs = SplitNeeds(step.order, step.fetches, [lane], budget, trial, faster_than, known, measured)
+    found = divided(step, needs)
     if isinstance(found, Refusal):
         return found
     return replace(found, peak_before=timeline.peak, seconds_before=seconds)

@@ -15,12 +15,12 @@ from tests.tf.optimized_runs import SPARE, bits, run
 from tfmem.api import make_engine
 from tfmem.runtime.faults import error_note, is_fault, left_by_fault
 from tfmem.runtime.notices import Notices
-from tfmem.steps import measuring, random_streams, settling, trials
+from tfmem.steps import measuring, random_streams, read_step, settling, trials
 from tfmem.steps import static_planning as unobserved
 from tfmem.steps import trace as planning
 
 # where a fault arises: the module that looks the name up, and the name
-READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (planning, "shaped_graph")]
+READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (read_step, "shaped_graph")]
 PLANNING = [(pipeline, "plan_step")]
 EDITING = [(pipeline, "apply_rewrites"), (contract, "verify_graph"), (pipeline, "describe")]
 RESTORING = [(planning.serde, "to_graph_def")]

@@ -102,7 +102,11 @@ def _batches(old: Specs, new: Specs) -> tuple[int, int] | None:
 
 
 class KnownProfiles:
-    """Profiles of one step, whatever its budget."""
+    """Profiles of one step, whatever its budget.
+
+    Attributes:
+        in_use: bytes that are taken besides the step; None if that is not known.
+    """
 
     def __init__(self, engine: Engine, trace: Trace, others: BatchProfiles) -> None:
         """
@@ -115,28 +119,28 @@ class KnownProfiles:
         self._others = others
         settings = engine.settings
         self._scales = settings.observes and not settings.target.is_gpu  # what cuDNN chooses does not scale
-        self._in_use = engine.memory.in_use_alone
+        self.in_use = engine.memory.in_use_alone
         self._memory = engine.settings.target.memory
         self._key = trace.fingerprint()
         self._cache = ProfileCache(engine.settings.options.cache_directory)
 
     def find(self) -> tuple[Observation, str] | None:
         """What was observed before, and where; nothing while the memory in use besides the step is unknown."""
-        if self._in_use is None:
+        if self.in_use is None:
             return None
-        seen = self._cache.load(self._key, self._in_use, self._trace.step.order, self._memory)
+        seen = self._cache.load(self._key, self.in_use, self._trace.step.order, self._memory)
         if seen is not None:
             return seen, "op times and memory were measured by an earlier process"
         scaled = self._others.scaled(self._trace) if self._scales else None
         if scaled is None:
             return None
         seen, batch = scaled
-        seen = replace(seen, base=seen.base + self._in_use)
+        seen = replace(seen, base=seen.base + self.in_use)
         return seen, f"op times and memory are scaled from batch {batch}, which was observed"
 
     def keep(self, seen: Observation) -> None:
         """Keep an observation, in the cache and for other batch sizes."""
-        if self._in_use is None:
+        if self.in_use is None:
             return
-        self._cache.store(self._key, seen, self._in_use)
-        self._others.add(self._trace, replace(seen, base=seen.base - self._in_use))
+        self._cache.store(self._key, seen, self.in_use)
+        self._others.add(self._trace, replace(seen, base=seen.base - self.in_use))

@@ -65,7 +65,7 @@ def _divided(job: Job, state: Probed) -> Transition[StepState] | None:
     if not job.engine.settings.splits_if_faster:
         return None
     try:
-        if isinstance(state, Warming) or job.trace.divide(job.limit) is not None:
+        if isinstance(state, Warming) or known_moves.divide(job) is not None:
             return None
         move = begun(job, state, job.limit)
     except Exception as error:

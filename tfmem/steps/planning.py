@@ -129,15 +129,17 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
                 cuts_loops(engine, trace, budget)
             return by_plan(job, state, given)
         state = replace(state, notes=(*state.notes, _divided_by(trace, given, budget) if same else OTHER_INPUTS))
-    if (by_known := known_moves.run(job, state)) is not None:
+    by_known = known_moves.run(job, state)
+    if isinstance(by_known, Transition):
         return by_known
-    careful = trace.step.timeline(engine.estimate(workspace=True))
+    state, careful = by_known, trace.step.timeline(engine.estimate(workspace=True))
     if careful.peak <= engine.settings.surely_fits * budget:
         return settle(job, state, careful, trace.plan(careful, budget))
     if trace.split_loops(least=budget // LARGE):
-        if (by_known := known_moves.run(job, state)) is not None:
+        by_known = known_moves.run(job, state)
+        if isinstance(by_known, Transition):
             return by_known
-        careful = trace.step.timeline(engine.estimate(workspace=True))
+        state, careful = by_known, trace.step.timeline(engine.estimate(workspace=True))
     # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
     timeline = trace.step.timeline(engine.estimate(workspace=False)) if job.is_gpu else careful
     # raises where no plan can meet the budget; a step that is observed is planned again
@@ -147,7 +149,7 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     except InfeasibleBudgetError as error:
         if trace.split is not None:
             raise
-        refused = trace.divide(budget)
+        refused = known_moves.divide(job)
         if refused is not None:
             raise error.with_split(str(refused)) from error
         return begun(job, state, budget)
@@ -155,6 +157,7 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     if engine.settings.options.observe:
         engine.memory.separate(trace.concrete.variables)
     known = KnownProfiles(engine, trace, job.others)
+    trace.in_use = known.in_use if trace.in_use is None else trace.in_use
     found, seen = known.find(), None
     if found is not None:
         try:

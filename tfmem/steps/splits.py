@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.peers import lanes
 from graph_passes.lane_splitting import split_lanes
+from graph_passes.passes.split.split_regions import BatchDivision
 from graph_passes.pipeline import Step
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.splitting import SplitStep, split_step
@@ -21,6 +22,8 @@ def split_under(
     rate: float = 0.0,
     costs: CostModel | None = None,
     in_use: Mapping[str, int] | None = None,
+    known: BatchDivision | None = None,
+    measured: bool = False,
 ) -> SplitStep | Refusal:
     """The fastest division of a step that meets the budget, or why there is none.
 
@@ -31,11 +34,12 @@ def split_under(
         rate: share of the unlimited rate that the step keeps with nothing split; see `split_step`.
         costs: of its ops; by default an estimate, with the memory that is in use now.
         in_use: bytes by allocator that are taken while no step of several devices runs; by default what is in use now.
+        known, measured: of a step of one device the division that an earlier process chose; see `split_step`.
     """
     options, graph = engine.settings.options.offload, step.graph
     if not step.shared:
         by = costs or engine.estimate(workspace=False)
-        return split_step(step, lambda each: each.timeline(by), engine.link, budget, options, rate)
+        return split_step(step, lambda each: each.timeline(by), engine.link, budget, options, rate, known, measured)
     if waits_for_others(graph):  # workers agree on moves, and not on what they divide
         return Reason.SPLIT_SHARED(detail=step.shared)
     by = costs or estimated(engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -11,12 +11,10 @@ import tensorflow as tf
 from graph_passes import pipeline
 from graph_passes.analysis.memory.pieces import splits
 from graph_passes.analysis.memory.replica_step import shared_by
-from graph_passes.analysis.memory.session_step import waits_in_place, with_waits
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Xla
 from graph_passes.errors import GraphError
 from graph_passes.graph import serde
-from graph_passes.graph.ir import parse_input
 from graph_passes.graph.ops import has_regions
 from graph_passes.lane_edits import edit_lanes
 from graph_passes.names import spoken
@@ -27,8 +25,7 @@ from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import ORDERED, Report
 from graph_passes.splitting import SplitStep, with_split
 from tfmem.capture.body_source import has_loops
-from tfmem.capture.build import shaped_graph, sized_by_data
-from tfmem.capture.captured import Captured, every_node, require_feeds, with_whole_names
+from tfmem.capture.captured import Captured, every_node, require_feeds
 from tfmem.capture.concrete_function import capture_concrete, input_specs, is_distributed, restore_concrete
 from tfmem.capture.split_loops import with_pieces
 from tfmem.devices import conditions
@@ -37,29 +34,12 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import estimated_peak
 from tfmem.runtime.profile_cache import fingerprint
 from tfmem.steps.after_grappler import grappled, grappled_to_stitch, without_conditions
-from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.random_streams import Draws, StepGraphs
+from tfmem.steps.read_step import ReadStep, read_step
 from tfmem.steps.replicas import describe_replicas
 from tfmem.steps.splits import split_under
 
 MOST_KEPT = 32  # plans of a timeline
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A trace as it is planned.
-
-    Attributes:
-        captured: after Grappler, its recurrent layers replaced.
-        step: the graph, and what planning needs to know of it.
-        graphs: makes functions of graphs that run in place of the trace.
-        dry_run: whether a dry run of it would leave nothing behind.
-    """
-
-    captured: Captured
-    step: pipeline.Step
-    graphs: StepGraphs
-    dry_run: bool
 
 
 class Trace:
@@ -71,6 +51,8 @@ class Trace:
         name: of the function, as the user wrote it.
         replacements: what the recurrent pass did.
         split: what runs on pieces of the batch; None if nothing does.
+        in_use: bytes that were taken before the step first ran; None where that is not known.
+        divided_from: the key of the step before this trace divided it; "" if it did not.
     """
 
     def __init__(
@@ -87,6 +69,8 @@ class Trace:
         self.name = engine.settings.label or spoken(tf.compat.as_str(concrete.name))
         self.replacements = RecurrentPlan()
         self.split: SplitStep | None = None
+        self.in_use: int | None = None
+        self.divided_from = ""
         self._engine = engine
         self.jit_compile = jit_compile
         self._shapes = engine.settings.feed_shapes
@@ -94,7 +78,7 @@ class Trace:
         self._optimized: Captured | None = None
         self._in_pieces = False  # whether planning has edited `_optimized`: pieces of the batch, or of loops' lists
         self._draws = draws
-        self._read: _Read | None = None
+        self._read: ReadStep | None = None
         self._kept: tuple[Timeline, tuple[OffloadPlan, ...]] | None = None
         self._rehearsed = False
 
@@ -164,6 +148,7 @@ class Trace:
         found = Trace(self.concrete, engine, draws=self.drawing().streams)
         found._source, found._optimized, found.replacements = self._source, captured, self.replacements
         found.split, found._in_pieces, found._rehearsed = self.split, self._in_pieces, rehearsed
+        found.in_use = self.in_use
         return found
 
     def prepared(self) -> Trace:
@@ -197,45 +182,33 @@ class Trace:
             AlreadyOptimizedError: the trace holds tfmem's ops.
             GraphError: `input_shapes` names what is no input.
         """
-        engine, captured = self._engine, self.optimized()
-        shared = shared_by(every_node(captured.graph_def))
-        if shared:  # each device has a timeline
-            captured = with_whole_names(captured)
-        inferred = shaped_graph(captured, feed_shapes=self._shapes)
-        graph = serde.from_graph_def(captured.graph_def, inferred=inferred, functions=True)
-        if engine.settings.target.is_gpu:
-            graph = with_waits(graph, waits_in_place(graph))
-        step = pipeline.Step.read(
-            graph,
-            captured.creation_order,
-            [parse_input(name)[0] for name in captured.fetches],
-            merging=engine.settings.merges,
-            counted=engine.settings.counted,
-            of_data=sized_by_data(captured, graph, self._shapes),
-        )
-        step = replace(step, shared=step.shared or shared)
-        dry_run = (engine.settings.target.is_gpu or self._rehearsed) and can_dry_run(graph)
-        self._read = _Read(captured, step, self.graphs_of(captured), dry_run)
+        captured = self.optimized()
+        self._read = read_step(captured, self._engine, self._shapes, self.graphs_of, self._rehearsed)
 
-    def divide(self, budget: int, rate: float = 0.0, **known: Any) -> Refusal | None:
+    def divide(self, budget: int, rate: float = 0.0, **how: Any) -> Refusal | None:
         """Let parts of the step run on pieces of the batch from now on, or say why not; of a trace that was read.
 
         Args:
-            budget, rate, known: see `split_under`.
+            budget, rate, how: see `split_under`.
         """
         read = self._known
         if self.split is not None or has_regions(read.step.graph):
             return Reason.SPLIT_AGAIN()
-        found = split_under(read.step, self._engine, budget, rate, **known)
+        found = split_under(read.step, self._engine, budget, rate, **how)
         if isinstance(found, Refusal):
             return found
         graph_def = serde.to_graph_def(found.graph, read.captured.graph_def)
         captured = replace(read.captured, graph_def=graph_def, creation_order=found.order)
+        self.divided_from = self.fingerprint()
         self._draws = self.drawing().streams  # graphs that ran before continue in this one
         self._optimized, self.split, self._in_pieces, self._kept = captured, found, True, None
         self.read()
         self.base = self.graphs.restore(graph_def)
         return None
+
+    def become(self, other: Trace) -> None:
+        """Go on as `other`, a copy of this trace that was divided."""
+        vars(self).update(vars(other))
 
     def split_loops(self, least: int) -> bool:
         """Put loops into pieces whose lists hold so many bytes, and read the step again; whether there are any.
@@ -290,7 +263,7 @@ class Trace:
         return self._known.dry_run
 
     @property
-    def _known(self) -> _Read:
+    def _known(self) -> ReadStep:
         if self._read is None:
             raise GraphError(f"internal error in tfmem: '{self.name}' was not read; please report this")
         return self._read

@@ -62,6 +62,12 @@ def batches(graph: Graph) -> list[int]:
     return [size for size, _ in found.most_common()]
 
 
+def fed(graph: Graph) -> int:
+    """Bytes of what a caller gives. TensorFlow shares the memory of a NumPy array that happens to be aligned, so its
+    allocator counts all of them, some or none."""
+    return sum(graph.nbytes(TensorId(node.name)) for node in graph if node.op in _FEEDS)
+
+
 def separable(
     graph: Graph, order: Sequence[str], batch: int, fetched: Collection[str] = (), device: str = ""
 ) -> Separable:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.passes.split.split_regions import SplitPlan, plan_of, plan_of_devices
+from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan, plan_of, plan_of_devices
 from graph_passes.refusals import Reason, Refusal
 
 MOST_PIECES = 32
@@ -76,6 +76,9 @@ class SplitNeeds:
         budget: bytes.
         trial: plans the memory of a step that is split.
         faster_than: seconds that a split step has to stay below.
+        known: of a step of one device the division that an earlier process chose: it is taken where the step can run
+            so within the budget. None to choose one.
+        measured: whether the known one was measured to meet the budget: then it is not planned to find out.
     """
 
     order: Sequence[str]
@@ -84,6 +87,8 @@ class SplitNeeds:
     budget: int
     trial: Callable[[SplitPlan], SplitEstimate]
     faster_than: float = field(default=float("inf"))
+    known: BatchDivision | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,12 @@ class SplitChoice:
 
 
 def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]:
-    """The fastest split that meets the budget, of those that were tried."""
+    """The fastest split that meets the budget, of those that were tried; or the known one, where that serves."""
     graph = source.read()
+    if needs.known is not None:
+        choice = _as_known(graph, needs, needs.known)
+        if needs.measured or choice.plan is not None:
+            return choice, graph
     found: list[Separable] = []
     parts: list[dict[str, tuple[Part, ...]]] = []
     for lane in needs.lanes:
@@ -117,6 +126,26 @@ def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]
         lane = next((lane for lane, each in zip(needs.lanes, parts, strict=True) if not each), needs.lanes[-1])
         return SplitChoice(refused=_refused(lane, Reason.SPLIT_NO_REGION())), graph
     return _fastest(found, [[each[kind] for each in parts] for kind in kinds], needs), graph
+
+
+def _as_known(graph: Graph, needs: SplitNeeds, known: BatchDivision) -> SplitChoice:
+    """The plan of a known division, if the ops that it names can run so, and within the budget."""
+    fetched = {tensor.node for tensor in needs.fetched}
+    found = separable(graph, needs.order, known.batch, fetched, needs.lanes[0].device)
+    parts = [(frozenset(members), frozenset(more)) for members, more in known.parts]
+    seen: set[str] = set()
+    for members, more in parts:
+        can_run = members <= found.rules.keys() and convex(found, members) == members
+        if not can_run or not more <= again(found, members) or not seen.isdisjoint(members):
+            return SplitChoice(refused=Reason.SPLIT_NO_REGION())
+        seen |= members
+    plan = plan_of(found, parts, known.count, needs.fetched)
+    if needs.measured:
+        return SplitChoice(plan)
+    trial = needs.trial(plan)
+    if trial.seconds is None or trial.seconds >= needs.faster_than:
+        return SplitChoice(refused=Reason.SPLIT_OVER(count=known.count, least=f"{trial.least:,}"), least=trial.least)
+    return SplitChoice(plan, least=trial.least)
 
 
 def _refused(lane: SplitLane, why: Refusal) -> Refusal:

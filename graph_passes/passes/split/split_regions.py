@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from graph_passes.analysis.batch.separable import Separable
 from graph_passes.graph.ir import TensorId, Use
@@ -54,6 +55,39 @@ class SplitPlan:
     def exactness(self) -> Exactness:
         """The class of the results. A convolution or a product of fewer rows may run by another algorithm."""
         return Exactness.SUMS if self.regions else Exactness.BITS
+
+
+@dataclass(frozen=True)
+class BatchDivision:
+    """What names a split plan of a given graph: another process makes the same plan of it.
+
+    Attributes:
+        batch: how many examples there are.
+        count: how many pieces.
+        parts: of each region the names of its members, and of the ops that each piece runs again.
+    """
+
+    batch: int
+    count: int
+    parts: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, plan: SplitPlan) -> BatchDivision:
+        """The division that a plan of one device is; one with regions."""
+        first = plan.regions[0]  # all have the same pieces
+        return cls(sum(first.pieces), len(first.pieces), tuple((each.members, each.again) for each in plan.regions))
+
+    @classmethod
+    def read(cls, found: Any) -> BatchDivision:
+        """What `asdict` wrote, as JSON has it. Raises ValueError, TypeError or KeyError for other content."""
+        batch, count = found["batch"], found["count"]
+        parts = tuple((tuple(members), tuple(again)) for members, again in found["parts"])
+        names = [name for part in parts for some in part for name in some]
+        if type(batch) is not int or type(count) is not int or not all(type(name) is str for name in names):
+            raise TypeError("a division of something else than names")
+        if not 2 <= count <= batch or not parts or not all(members for members, _ in parts):
+            raise ValueError("a division into impossible pieces")
+        return cls(batch, count, parts)
 
 
 def sizes_of_pieces(batch: int, count: int) -> tuple[int, ...]:

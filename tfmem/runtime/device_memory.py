@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -76,6 +77,16 @@ class DeviceMemory:
     def _in_use(self) -> tuple[int, bool]:
         with alone(reads=True) as turn:
             return max(0, memory(self.library, self.target.name).bytes_in_use), turn.alone
+
+    def reclaimed(self) -> bool:
+        """Collect Python's cycles; whether less is in use afterwards.
+
+        A tensor that only a cycle of objects holds is in use until Python's collector finds it, which depends on all
+        else that the process did. A step that has no room beside such tensors would be refused, or divided, by chance.
+        """
+        before = self.in_use
+        gc.collect()
+        return self.in_use < before
 
     def require_host_room(self, timeline: Timeline, plan: OffloadPlan) -> None:
         """Raise if the host cannot take what `plan` moves; see `tfmem.runtime.host_memory`."""

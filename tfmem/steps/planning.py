@@ -147,6 +147,8 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     try:
         least = trace.plan(timeline, budget, effort=effort)
     except InfeasibleBudgetError as error:
+        if engine.memory.reclaimed():
+            return begun(job, state, budget)
         if trace.split is not None:
             raise
         refused = known_moves.divide(job)

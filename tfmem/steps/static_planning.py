@@ -39,6 +39,15 @@ def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, Offl
     Raises:
         BudgetError: no plan meets the budget, even if convolutions get by without workspace.
     """
+    try:
+        return _plan_unobserved(step, engine)
+    except InfeasibleBudgetError:
+        if not engine.memory.reclaimed():
+            raise
+    return _plan_unobserved(step, engine)
+
+
+def _plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, OffloadPlan | None]:
     least = step.timeline(engine.estimate(workspace=False))
     if engine.settings.budget is None:
         return least, None

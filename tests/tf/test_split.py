@@ -231,7 +231,8 @@ def keras_net(kind: str) -> Any:
 
 
 def fitted(kind: str, count: int, share: float | None) -> tuple[dict[str, list[float]], bool, float]:
-    """Seven steps, plain or within a share of the smallest budget without splits.
+    """Seven steps, plain or within a share of the smallest budget without splits; then as many again, so that the step
+    has settled, whatever plans it had to try.
 
     Returns:
         The history, whether the step was split, and its measured peak as a share of its budget.
@@ -249,9 +250,11 @@ def fitted(kind: str, count: int, share: float | None) -> tuple[dict[str, list[f
         del refused
         budget = held + int(share * (caught.value.least - held))
         model = tfmem.optimize(model, memory_budget=budget, cache_directory="")
-    history = model.fit(x, y, batch_size=count, epochs=7, shuffle=False, verbose=0).history
+    how = {"batch_size": count, "epochs": 7, "shuffle": False, "verbose": 0}
+    history = model.fit(x, y, **how).history
     if share is None:
         return history, False, 0.0
+    model.fit(x, y, **how)
     report = tfmem.report(model)
     return history, bool(report.splits), (report.peak_measured or float("inf")) / report.budget
 

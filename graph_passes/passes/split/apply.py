@@ -17,6 +17,7 @@ import numpy as np
 
 from graph_passes.analysis.batch.labels import Label, Rows, Summed
 from graph_passes.graph.ir import DataType, Graph, Literal, Node, TensorId, TensorSpec
+from graph_passes.graph.merged import merged_pairs
 from graph_passes.graph.ops import ROWS_ATTRIBUTE, WRITES_ROWS, copied
 from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, NewNode, Rewrite, apply_rewrites
@@ -52,6 +53,8 @@ class _Writer:
         self.rules, self.labels = region.separable.rules, region.separable.labels
         self.inside = frozenset((*region.members, *region.again))
         self.exits = frozenset(region.exits)
+        # oneDNN merges no op that has a control input. Else moves would decide which of these it adds, in its order.
+        self.apart = {goes for _, goes in merged_pairs(graph) if graph[goes].op == "BiasAddGrad"}
         place = {name: index for index, name in enumerate(region.separable.order)}
         self.ordered = sorted(self.inside, key=place.__getitem__)
         self.written = _Written()
@@ -119,6 +122,8 @@ class _Writer:
         if op == "EnsureShape":  # it held for all of the batch
             op, attrs = "Identity", {"T": DataType(specs[0].dtype)}
         waits = [self.ran.get(before, before) for before in node.control]
+        if node.name in self.apart:
+            waits.append(inputs[0].node)
         made = self.add(f"{number}/{node.name}", op, inputs, attrs, specs, node, waits)
         self.ran[node.name] = made.node
         for index, tensor in enumerate(self.graph.tensors(node)):

@@ -389,4 +389,5 @@ CASES = {
 
 
 if __name__ == "__main__":
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # ops side by side would take other memory in each call
     run_cases(CASES[sys.argv[1]])

@@ -35,6 +35,10 @@ class Kernels:
     saved: float
     plans: list[FusionPlan] = field(default_factory=list)
     error: Exception | None = None
+    begun: int = 0
+
+    def begin(self) -> None:
+        self.begun += 1
 
     def tuned(self, plan: FusionPlan) -> Tuned:
         self.plans.append(plan)
@@ -105,6 +109,7 @@ def test_tuned_kernels_that_win_run(tuned: Callable[..., Any], moves: Callable[[
         edge(Phase.COMPARING, Event.CLEAR, Phase.SETTLED),
     ]
     (plan,) = kernels.plans
+    assert kernels.begun == 1  # before there was work for other processes
     expected = {program.to_text().encode() for made in kernels.tuned(plan).programs.values() for program in made}
     assert images(known.function) == expected
     report = tfmem.report(step)

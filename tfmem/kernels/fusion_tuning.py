@@ -76,6 +76,10 @@ class FusionKernels:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranking", ranking_of(self.compilers))
 
+    def begin(self) -> None:
+        """Make compilers ready while Grappler runs and regions are planned."""
+        self.compilers.begin()
+
     @property
     def programs(self) -> Programs:
         """What makes a region's kernels without timing any; see `gpu_programs`."""

@@ -66,7 +66,7 @@ class Fuser:
         """The regions of the step; `report` is of the step without."""
         kernels = self.kernels()
         if kernels is not None:
-            kernels.compilers.begin()  # while Grappler and the planner have no work for them yet
+            kernels.begin()
         plain = self.trace.optimized()
         go_on()
         given = plain if self.engine.settings.loops_alone else self.trace.to_stitch()

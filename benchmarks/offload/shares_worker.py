@@ -14,11 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 import tfmem
+from benchmarks.decided import is_decided
 from benchmarks.offload.networks import model, noise
 from examples import models
-from graph_passes.decision import Fusion
 from graph_passes.report import RECOMPUTED
-from tfmem.steps.solving import MEANWHILE
 
 WARM_UP = 10  # calls, in which memory is settled
 PATIENCE = 80.0  # seconds that a step is run for until it is decided whether it is fused, at the most
@@ -44,12 +43,8 @@ def within(step: Any, batch: Batch, device: str, task: dict[str, Any]) -> dict[s
     options: dict[str, Any] = {"policy": task["policy"]} if task["policy"] else {}
     step = tfmem.optimize(step, memory_budget=task["budget"], passes=tuple(task["passes"]), **options)
 
-    def is_decided() -> bool:
-        report = tfmem.report(step)
-        return report.fusion_state is not Fusion.UNDECIDED and MEANWHILE not in report.notes
-
     try:
-        found = timed(step, batch, device, task["steps"], is_decided)
+        found = timed(step, batch, device, task["steps"], lambda: is_decided(tfmem.report(step)))
     except (tfmem.InfeasibleBudgetError, tf.errors.ResourceExhaustedError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     report = tfmem.report(step)
@@ -63,7 +58,7 @@ def within(step: Any, batch: Batch, device: str, task: dict[str, Any]) -> dict[s
         "stall": (report.stall_predicted_ns or 0) / 1e9,
         "regions": len(report.running),
         "off": max(abs(a - b) / abs(a) for a, b in zip(task["losses"], found["losses"], strict=False)),
-        "is_decided": is_decided(),
+        "is_decided": is_decided(report),
         "fusion": report.fusion,
         "notes": report.notes,
     }

@@ -99,8 +99,10 @@ def run(job: Job, state: StepState) -> Transition[StepState] | StepState:
     try:
         return _run(job, state, kept)
     except _StaleError as error:
-        told = any(note.startswith(NOT_TAKEN) for note in state.notes)
-        return state if told else replace(state, notes=(*state.notes, f"{NOT_TAKEN}: {error}"))
+        if job.trace.not_taken:
+            return state
+        job.trace.not_taken = True
+        return replace(state, notes=(*state.notes, f"{NOT_TAKEN}: {error}"))
 
 
 def divide(job: Job) -> Refusal | None:

@@ -53,6 +53,7 @@ class Trace:
         split: what runs on pieces of the batch; None if nothing does.
         in_use: bytes that were taken before the step first ran; None where that is not known.
         divided_from: the key of the step before this trace divided it; "" if it did not.
+        not_taken: whether the report says why a plan of an earlier process was not taken.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Trace:
         self.split: SplitStep | None = None
         self.in_use: int | None = None
         self.divided_from = ""
+        self.not_taken = False
         self._engine = engine
         self.jit_compile = jit_compile
         self._shapes = engine.settings.feed_shapes

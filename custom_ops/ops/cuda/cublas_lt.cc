@@ -1,11 +1,11 @@
 #include "custom_ops/ops/cuda/cublas_lt.h"
 
-#include <dlfcn.h>
-
+#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cuda/gpu_library.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem::cublas {
 namespace {
@@ -14,23 +14,13 @@ constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 constexpr const char* kFolders[] = {"nvidia/cublas/lib", "nvidia/cu13/lib"};
 
 absl::StatusOr<const Library*> Find() {
-  std::string words;
-  void* opened = OpenGpuLibrary(kNames, kFolders, &words);
-  if (opened == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot open cuBLASLt (", words,
-                     "); install it with `pip install tensorflow[and-cuda]`, or run on CPU"));
-  }
-  auto* library = new Library;  // lives as long as the process
-  std::string missing;
-#define TFMEM_FIND(name, arguments)                                                  \
-  library->name = reinterpret_cast<decltype(library->name)>(::dlsym(opened, #name)); \
-  if (library->name == nullptr) absl::StrAppend(&missing, " ", #name);
+  TFMEM_ASSIGN_OR_RETURN(GpuLibrary opened, GpuLibrary::Open("cuBLASLt", kNames, kFolders));
+  auto library = std::make_unique<Library>();
+#define TFMEM_FIND(name, arguments) opened.Find(#name, &library->name);
   TFMEM_CUBLAS_LT_FUNCTIONS(TFMEM_FIND)
 #undef TFMEM_FIND
-  if (missing.empty()) return library;
-  return absl::UnavailableError(
-      absl::StrCat("cuBLASLt lacks", missing, "; install that of CUDA 12 or later"));
+  TFMEM_RETURN_IF_ERROR(opened.HasAll("install that of CUDA 12 or later"));
+  return library.release();  // lives as long as the process
 }
 
 }  // namespace

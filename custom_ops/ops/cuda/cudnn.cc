@@ -1,11 +1,11 @@
 #include "custom_ops/ops/cuda/cudnn.h"
 
-#include <dlfcn.h>
-
+#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/cuda/gpu_library.h"
+#include "custom_ops/ops/status_macros.h"
 
 namespace tfmem::cudnn {
 namespace {
@@ -14,22 +14,13 @@ constexpr const char* kNames[] = {"libcudnn.so.9"};
 constexpr const char* kFolders[] = {"nvidia/cudnn/lib"};
 
 absl::StatusOr<const Library*> Find() {
-  std::string words;
-  void* opened = OpenGpuLibrary(kNames, kFolders, &words);
-  if (opened == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot open cuDNN (", words,
-                     "); install it with `pip install tensorflow[and-cuda]`, or run on CPU"));
-  }
-  auto* library = new Library;  // lives as long as the process
-  std::string missing;
-#define TFMEM_FIND(name, arguments)                                                  \
-  library->name = reinterpret_cast<decltype(library->name)>(::dlsym(opened, #name)); \
-  if (library->name == nullptr) absl::StrAppend(&missing, " ", #name);
+  TFMEM_ASSIGN_OR_RETURN(GpuLibrary opened, GpuLibrary::Open("cuDNN", kNames, kFolders));
+  auto library = std::make_unique<Library>();
+#define TFMEM_FIND(name, arguments) opened.Find(#name, &library->name);
   TFMEM_CUDNN_FUNCTIONS(TFMEM_FIND)
 #undef TFMEM_FIND
-  if (missing.empty()) return library;
-  return absl::UnavailableError(absl::StrCat("cuDNN lacks", missing, "; install cuDNN 9"));
+  TFMEM_RETURN_IF_ERROR(opened.HasAll("install cuDNN 9"));
+  return library.release();  // lives as long as the process
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 namespace tfmem {
@@ -24,10 +23,8 @@ void* OpenAt(const std::string& place, std::string* words) {
   return library;
 }
 
-}  // namespace
-
-void* OpenGpuLibrary(absl::Span<const char* const> names, absl::Span<const char* const> folders,
-                     std::string* words) {
+void* OpenAny(absl::Span<const char* const> names, absl::Span<const char* const> folders,
+              std::string* words) {
   for (const char* name : names) {
     if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return library;
   }
@@ -40,6 +37,30 @@ void* OpenGpuLibrary(absl::Span<const char* const> names, absl::Span<const char*
     if (void* library = OpenAt(name, words)) return library;
   }
   return nullptr;
+}
+
+}  // namespace
+
+absl::StatusOr<GpuLibrary> GpuLibrary::Open(absl::string_view title,
+                                            absl::Span<const char* const> names,
+                                            absl::Span<const char* const> folders) {
+  std::string words;
+  void* opened = OpenAny(names, folders, &words);
+  if (opened != nullptr) return GpuLibrary(title, opened);
+  return absl::UnavailableError(
+      absl::StrCat("cannot open ", title, " (", words,
+                   "); install it with `pip install tensorflow[and-cuda]`, or run on CPU"));
+}
+
+absl::Status GpuLibrary::HasAll(absl::string_view cure) const {
+  if (missing_.empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(title_, " lacks", missing_, "; ", cure));
+}
+
+void* GpuLibrary::Symbol(const char* name) {
+  void* found = ::dlsym(opened_, name);
+  if (found == nullptr) absl::StrAppend(&missing_, " ", name);
+  return found;
 }
 
 }  // namespace tfmem

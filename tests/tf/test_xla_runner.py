@@ -17,6 +17,7 @@ from tests.tf.stitched_steps import Softmax, batch, close, optimized, run
 from tfmem.capture.xla_function import XlaFunction
 from tfmem.steps import comparing
 from tfmem.steps.phases import Phase
+from tfmem.steps.results import StepResults, unexplained
 from tfmem.timing.ab_timing import Times
 
 FAST, FULL = tfmem.FusionOptions(tune="fast"), tfmem.FusionOptions(tune="full")
@@ -148,9 +149,58 @@ def test_rows_of_a_table_are_updated_by_what_xla_compiles(compared: Any) -> None
 
 def test_results_that_differ_too_much_are_refused(compared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compared(LOSES)
-    monkeypatch.setattr("tfmem.steps.xla_runner.MOST", -1.0)
+    monkeypatch.setattr("tfmem.steps.results.MOST", -1.0)
     step = optimized(Softmax().step, fusion=FULL)
     run(step, 2)
+    assert "its results differ by" in tfmem.report(step).notes[-1]
+
+
+def test_results_that_rounding_decides_are_no_difference(compared: Any) -> None:
+    """The bias has a gradient of zero but for rounding, of whose sign Adam makes a step of the learning rate."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    model.build((None, 12))
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - 1.0) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables))
+        return loss
+
+    compared(LOSES, WINS)
+    step = optimized(step, fusion=FULL)
+    run(step, 4, batch()[0])
+    report = tfmem.report(step)
+    assert report.decision is Decision.XLA, report
+    assert "where rounding decides" in report.notes[-1]
+
+
+def test_what_rounding_explains() -> None:
+    assert unexplained([0.04, 0.0], pytest.fail) is None
+    assert unexplained([0.04, 1.0], lambda: [0.0, 0.3]) is None
+    assert unexplained([0.06, 1.0], lambda: [0.0, 0.3]) == 0.06
+    assert unexplained([0.04, 1.0], lambda: [0.0, 0.2]) == 1.0
+    assert unexplained([float("inf")], lambda: [float("inf")]) == float("inf")
+
+
+@pytest.mark.parametrize("wrong", [1.2, float("nan")])
+def test_a_wrong_result_is_found_beside_those(wrong: float, compared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(LOSES)
+    of = StepResults.of.__func__  # type: ignore[attr-defined]
+    calls = []
+
+    def first_is_wrong(cls: Any, copies: Any, runner: Any) -> StepResults:
+        found = of(cls, copies, runner)
+        calls.append(runner)
+        return StepResults(tuple(each * wrong for each in found.numbers)) if len(calls) == 1 else found
+
+    monkeypatch.setattr(StepResults, "of", classmethod(first_is_wrong))
+    step = optimized(Softmax().step, fusion=FULL)
+    run(step, 2)
+    assert len(calls) == 4  # two runners, and one of them on two sets of numbers
     assert "its results differ by" in tfmem.report(step).notes[-1]
 
 

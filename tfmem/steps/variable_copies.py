@@ -86,6 +86,13 @@ class Copies:
         """What the copies hold."""
         return [variable.read_value() for variable in self._variables.values()]
 
+    def change(self, made: Callable[[tf.Tensor, int], tf.Tensor]) -> None:
+        """Put what `made` makes of them in place of all values and arguments; it is also given a number of each."""
+        for number, variable in enumerate(self._variables.values()):
+            variable.assign(made(variable.read_value(), number))
+        count = len(self._variables)
+        self._arguments = [made(value, count + number) for number, value in enumerate(self._arguments)]
+
     def run(self, function: Run) -> Any:
         """Call what runs the step; waits for its results, and returns them."""
         copies = self._variables

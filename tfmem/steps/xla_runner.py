@@ -7,11 +7,10 @@ same checks. Its compiler is C++ that holds no interpreter, so steps go on meanw
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from custom_ops.background import NEXT, go_on
@@ -23,6 +22,7 @@ from tfmem.capture.xla_function import xla_function
 from tfmem.devices import conditions, is_deterministic
 from tfmem.steps.fuser import Fuser
 from tfmem.steps.phases import Event, Transition
+from tfmem.steps.results import MOST, StepResults, moved_by_rounding, unexplained
 from tfmem.steps.states import Comparing, Compiling, Settled, StepState
 from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Copies, Run, noticed
@@ -31,7 +31,6 @@ from tfmem.steps.work import Work
 from tfmem.timing.ab_timing import Times
 from tfmem.timing.choices import key_of
 
-MOST = 0.05  # of the largest number of a result: XLA does not run a step whose results differ by more
 COMPILES = "XLA compiles the step, and will be timed against what runs"
 WHAT_DIFFERS = "its sums have another order, and an index out of range raises no error"
 
@@ -107,39 +106,13 @@ def untimed(state: Comparing, error: Exception) -> Transition[StepState]:
     return Transition(Event.CLEAR, _without(before.stays, f"XLA was not timed: {_said(error)}"))
 
 
-@dataclass(frozen=True)
-class _Results:
-    """What one call makes: what it returns, and what its variables hold then; floats alone."""
-
-    numbers: tuple[np.ndarray, ...]
-
-    @classmethod
-    def of(cls, copies: Copies, run: Run) -> _Results:
-        """A call on copies."""
-        returned = [each for each in tf.nest.flatten(copies.run(run)) if isinstance(each, tf.Tensor)]
-        found = [each for each in (*returned, *copies.values()) if each.dtype.is_floating]
-        return cls(tuple(tf.cast(each, tf.float64).numpy() for each in found))
-
-    def difference(self, other: _Results) -> float:
-        """The largest difference, as a share of the largest number of its tensor; infinite where NaN differs."""
-        return max(map(_difference, self.numbers, other.numbers), default=0.0)
-
-
-def _difference(one: np.ndarray, other: np.ndarray) -> float:
-    if one.shape != other.shape or not np.array_equal(np.isfinite(one), np.isfinite(other)):
-        return float("inf")
-    finite = np.isfinite(one)
-    most = float(np.max(np.abs(one[finite]), initial=0.0))
-    return float(np.max(np.abs(one[finite] - other[finite]), initial=0.0)) / (most or 1.0)
-
-
 def _compiled(fuser: Fuser, stays: Settled, arguments: Sequence[tf.Tensor]) -> Variants:
     """XLA's function of the step, compiled and compared with what runs.
 
     Raises:
         NotCopiedError: there is no memory for copies of the variables.
         tf.errors.OpError: XLA cannot compile the step, or has no memory for it.
-        ArithmeticError: the results differ by more than the order of sums explains.
+        ArithmeticError: the results differ by more than rounding explains.
     """
     trace, free = fuser.trace, fuser.engine.memory.free
     given = _runs(fuser, stays.function)
@@ -147,12 +120,24 @@ def _compiled(fuser: Fuser, stays: Settled, arguments: Sequence[tf.Tensor]) -> V
     copies = Copies(trace.concrete, arguments, free)
     others = Copies(trace.concrete, arguments, free, like=copies)
     go_on()
-    found = _Results.of(copies, function)
+    found = StepResults.of(copies, function)
     go_on()
-    differs = found.difference(_Results.of(others, given))
-    if not differs <= MOST:
-        raise ArithmeticError(f"its results differ by {differs:.2g} of the largest number of a tensor")
-    seen = f"differed by {differs:.1e} of the largest number of a tensor" if differs else "were equal"
+    differs = found.differences(StepResults.of(others, given))
+    del copies, others
+
+    def own() -> list[float]:
+        """What the results of the step differ by on numbers that are moved by rounding."""
+        begin = Copies(trace.concrete, arguments, free)
+        tf32 = fuser.engine.settings.target.precision == "tf32"
+        moved = moved_by_rounding(Copies(trace.concrete, arguments, free, like=begin), tf32)
+        go_on()
+        return StepResults.of(begin, given).differences(StepResults.of(moved, given))
+
+    refused, most = unexplained(differs, own), max(differs, default=0.0)
+    if refused is not None:
+        raise ArithmeticError(f"its results differ by {refused:.2g} of the largest number of a tensor")
+    seen = f"differed by {most:.1e} of the largest number of a tensor" if most else "were equal"
+    seen += ", where rounding decides" if most > MOST else ""
     note = f"XLA runs the step: {WHAT_DIFFERS}; it draws TensorFlow's random numbers; results of one step {seen}"
     before = Before(stays, Times(1.0, 1.0), "")
     return Variants(function, given, function, "", _key(fuser, stays), before=before, xla=note)

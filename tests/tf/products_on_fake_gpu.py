@@ -119,6 +119,32 @@ def test_products_side_by_side_are_timed_together(
     assert times.beside(forms[:1]) == times.of(graph, Shapes(graph), ()).call(product)
 
 
+class Held(Timed):
+    """Knows whether steps wait for it."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__(gpu)
+        self.did: list[tuple[str, bool]] = []
+
+    def allocate(self, size: int) -> int:
+        self.did.append(("allocate", self._turns > 0))
+        return super().allocate(size)
+
+    def time(self, enqueue: Callable[[], None]) -> float:
+        self.did.append(("time", self._turns > 0))
+        return super().time(enqueue)
+
+
+def test_steps_wait_while_products_are_timed_and_not_while_they_are_prepared(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = Held(gpu)
+    monkeypatch.setattr(measured, "DeviceContext", lambda ordinal, **given: device)
+    monkeypatch.setattr(measured, "CublasLt", lambda device: CublasLt(device, gpu.cublas))
+    timer(tmp_path).beside([MatrixProduct(6, 8, 20), MatrixProduct(6, 4, 20)])
+    assert set(device.did) == {("allocate", False), ("time", True)}
+
+
 def test_patterns_are_compiled_at_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By what the caller gives, from two threads: each waits until the other is there, too. Later all are known."""
     together = Barrier(2, timeout=60)

@@ -385,6 +385,7 @@ def run_cases(cases: Sequence[Callable[[], None]]) -> None:
         faulthandler.dump_traceback_later(LIMIT, exit=True)
         gc.collect()  # what earlier cases leave counts towards budgets until it is gone
         case()
+    faulthandler.dump_traceback_later(LIMIT, exit=True)  # what comes after the last
     print("equal", flush=True)
 
 

@@ -30,7 +30,6 @@ SHORT = ("LSTMP", "GAE, written at n - 1 - i", "tf.scan, reverse", "keras.ops.sc
 STAY = {"complex state"}
 STAY_IN_TRAINING = STAY | {
     "spiking neurons, custom gradient",
-    "ODE-RNN with an inner loop",
     "moving average without an initial state",
 }
 NARROW = 3  # units of a second state

@@ -67,9 +67,9 @@ class Fuser:
         kernels = self.kernels()
         if kernels is not None:
             kernels.begin()
+        given = self.trace.optimized() if self.engine.settings.loops_alone else self.trace.to_stitch()
         plain = self.trace.optimized()
         go_on()
-        given = plain if self.engine.settings.loops_alone else self.trace.to_stitch()
         if self.mirrored:
             given = with_places(given, self.trace.concrete)
         captured, found = stitched(given, self.engine, mirrored=self.mirrored, kernels=kernels)

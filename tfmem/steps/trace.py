@@ -38,6 +38,7 @@ from tfmem.steps.random_streams import Draws, StepGraphs
 from tfmem.steps.read_step import ReadStep, read_step
 from tfmem.steps.replicas import describe_replicas
 from tfmem.steps.splits import split_under
+from tfmem.steps.work import Work
 
 MOST_KEPT = 32  # plans of a timeline
 
@@ -132,12 +133,20 @@ class Trace:
     def to_stitch(self) -> Captured:
         """`optimized`, in the layout that suits what is stitched, and without conditions where it is timed.
 
+        Where that is another layout, Grappler makes both side by side: it runs outside of Python's lock.
+
         Raises what `optimized` raises.
         """
-        found = plain = self.optimized()
+        source, other = self._captured_once(), None
+        beside: Work[Captured] = Work(self.optimized, "tfmem grappler", pause=0)
+        if self._optimized is None:
+            beside.begin()
         if not self._in_pieces:  # Grappler would start from the whole batch and whole loops again
-            found = grappled_to_stitch(self._captured_once(), self._engine) or plain
-        return without_conditions(found, self._engine)
+            other = grappled_to_stitch(source, self._engine)
+        if self._optimized is None:
+            beside.wait()
+        plain = self.optimized()
+        return without_conditions(other or plain, self._engine)
 
     def variant(self, captured: Captured, engine: Engine, rehearsed: bool = False) -> Trace:
         """A trace of the same function, which continues the random streams of this one.

@@ -1,0 +1,56 @@
+"""A step that is stitched in another layout than TensorFlow's needs Grappler twice: side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmem
+from tfmem.api import make_engine
+from tfmem.steps import trace as traces
+from tfmem.steps.after_grappler import grappled
+
+
+@pytest.fixture(name="trace")
+def fixture_trace() -> traces.Trace:
+    step = tf.function(lambda x: tf.reduce_sum(tf.tanh(x) * x))
+    concrete = step.get_concrete_function(tf.TensorSpec([4, 4]))
+    return traces.Trace(concrete, make_engine(tfmem.Options(cache_directory="")))
+
+
+def after(wait: Callable[[], Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        wait()
+        return grappled(*arguments)
+
+    return run
+
+
+def test_grappler_makes_both_at_the_same_time(trace: traces.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=20)
+    monkeypatch.setattr(traces, "grappled", after(both.wait))
+    monkeypatch.setattr(traces, "grappled_to_stitch", after(both.wait))
+    found = trace.to_stitch()
+    plain = trace.optimized()
+    assert found is not plain
+    assert found.graph_def == plain.graph_def
+
+
+def test_what_is_known_is_not_made_again(trace: traces.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = trace.optimized()
+    monkeypatch.setattr(traces, "grappled", after(lambda: {}[168]))
+    assert trace.to_stitch() is plain
+    assert trace.optimized() is plain
+
+
+@pytest.mark.parametrize("name", ["grappled", "grappled_to_stitch"])
+def test_an_error_of_either_reaches_the_caller(name: str, trace: traces.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {"grappled": "grappled_to_stitch", "grappled_to_stitch": "grappled"}[name]
+    monkeypatch.setattr(traces, name, after(lambda: {}[168]))
+    monkeypatch.setattr(traces, other, grappled)
+    with pytest.raises(KeyError, match="168"):
+        trace.to_stitch()

@@ -268,9 +268,12 @@ def test_no_clock_decides_on_a_cpu_unless_it_is_asked_for_and_such_a_plan_is_car
 
 
 def test_a_plan_has_loops_in_pieces_and_is_carried_out() -> None:
-    """Its budget is less than the loop's lists take with what else is there, so only pieces of them fit."""
+    """Its budget is less than the loop's lists take with what else is there, so only pieces of them fit.
+
+    The step is not observed: on a busy machine one result is freed late, and a tighter plan would follow.
+    """
     x = tf.random.stateless_normal([2048, 64], [3, 4])
-    alone = replace(UNCACHED, passes=("offload",))  # else the loop is replaced as a recurrent layer
+    alone = replace(UNCACHED, passes=("offload",), observe=False)  # without passes the loop is a recurrent layer
     plain, function = tf.function(Net().step), tf.function(Net().step)
     expected = [float(plain(x)) for _ in range(3)]
     plan = tfmem.plan(function, (x,), budget=10 * MIB + in_use(), curve=False, options=alone)

@@ -102,8 +102,7 @@ def test_a_loop_larger_than_its_budget(flow: Any, policy: str) -> None:
     report = tfmem.report(function)
     assert "OVER BUDGET" not in str(report)
     assert report.peak_before - report.peak_measured > STEPS * MIB // 4
-    held = 2 * x.numpy().nbytes  # results of steps, which the executor frees a little earlier or later
-    assert report.peak_predicted == pytest.approx(report.peak_measured, rel=0, abs=held)
+    assert report.peak_predicted == pytest.approx(report.peak_measured, rel=0.05)
     assert any(each.offload_after == RECOMPUTED for each in report.transfers) or policy == "autovm"
 
 

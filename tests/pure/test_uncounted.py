@@ -8,7 +8,7 @@ import pytest
 from graph_passes import pipeline
 from graph_passes.analysis.cost.cpu import workspace
 from graph_passes.analysis.cost.model import held
-from graph_passes.analysis.memory.observe import Sample, observe
+from graph_passes.analysis.memory.observe import Sample, filled, observe
 from graph_passes.analysis.memory.simulate import Link, Move, Padding, uncounted, uncounted_under
 from graph_passes.analysis.memory.timeline import COUNTED, Buffer, ScheduledOp, Timeline
 from graph_passes.errors import InfeasibleBudgetError
@@ -56,6 +56,25 @@ def test_an_observed_step_has_the_small_tensors_too():
     assert seen.workspace == {"a": 0, "b": 0, "c": 0}
     assert seen.peak == MIB + 120 * KIB
     assert dict(seen.curve) == {"a": MIB + 20 * KIB, "b": MIB + 120 * KIB, "c": 180 * KIB}
+
+
+def test_the_least_that_a_step_may_take_has_no_unused_parts_of_chunks():
+    # a tensor of the base lies in a chunk 500 KiB too large after most ops; f's own chunk is 300 KiB too large as well
+    steps = tuple(ScheduledOp(name, 1.0) for name in "abcdefghijkl")
+    step = Timeline(steps, (Buffer(TensorId("large"), MIB, 5, ()),), 5, base=MIB)
+    unused = dict.fromkeys(range(12), 500 * KIB) | {0: 0, 1: 0}
+    samples = [Sample(2 * place + 1, float(place), MIB + more, MIB + more) for place, more in unused.items()]
+    samples[5] = replace(samples[5], peak_bytes=2 * MIB + 800 * KIB)
+    seen = observe(step, (), samples)
+    assert (seen.base, seen.least_base) == (MIB + 500 * KIB, MIB)
+    assert seen.workspace["f"] == 300 * KIB
+    taken = tuple(replace(each, workspace=seen.workspace[each.node]) for each in steps)
+    planned = replace(step, base=seen.base, steps=taken)
+    assert filled(planned, seen).usage.tolist() == [2 * MIB if name == "f" else MIB for name in "abcdefghijkl"]
+    # a buffer that is shared with another one counts once
+    shared = replace(planned, steps=(replace(steps[0], workspace=-501 * KIB), *planned.steps[1:]))
+    assert filled(shared, seen).usage[0] == MIB - KIB
+    assert filled(planned, replace(seen, least_base=0)).base == planned.base
 
 
 def waiting() -> Timeline:

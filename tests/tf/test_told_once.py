@@ -15,7 +15,7 @@ from tests.tf.optimized_runs import SPARE, run
 from tfmem.api import make_engine, optimize_with
 from tfmem.runtime.measured_call import Meter
 from tfmem.runtime.notices import Notices
-from tfmem.steps import measuring
+from tfmem.steps import checking, measuring
 
 
 def recorded(call):
@@ -78,7 +78,7 @@ def test_a_missed_budget_of_a_step_that_was_left_as_it_was(new_net, batch, flow,
         def watched(self, function):
             return function(), 2 << 30
 
-    monkeypatch.setattr(measuring, "CPU_RETRIES", 0)
+    monkeypatch.setattr(checking, "REPLANS", 0)
     engine = make_engine(tfmem.Options(memory_budget="1GiB", cache_directory=""), called=True)
     engine = replace(engine, meter=Larger(engine.library, engine.settings.target))
     function = optimize_with(engine, tf.function(new_net().step))

@@ -60,7 +60,7 @@ class ProfileCache:
                 _require_possible(found, before, frozenset(ops), most)
             except MALFORMED as error:
                 raise UnusableError(str(error)) from error
-            return Observation(**{**_fields(found), "base": found.base - before + in_use})
+            return Observation(**{**_fields(found), "base": found.base - before + in_use, "least_base": 0})
 
         return None if self._cache is None else self._cache.find(key, parsed)
 
@@ -86,7 +86,14 @@ def _observation(profile: Any) -> tuple[Observation, int]:
     before = profile.pop("in_use")
     profile["curve"] = tuple((name, size) for name, size in profile["curve"])
     found = Observation(**profile)
-    counts = [before, found.base, found.peak, *found.workspace.values(), *(size for _, size in found.curve)]
+    counts = [
+        before,
+        found.base,
+        found.least_base,
+        found.peak,
+        *found.workspace.values(),
+        *(size for _, size in found.curve),
+    ]
     times = [found.step_seconds, *found.seconds.values()]
     if not all(type(count) is int for count in counts) or not all(type(time) in (int, float) for time in times):
         raise TypeError("a profile with something else than numbers")

@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from graph_passes.analysis.memory.observe import Sample, corrected, observe, short_at
+from graph_passes.analysis.memory.observe import Sample, corrected, filled, observe, short_at
 from graph_passes.analysis.memory.simulate import usage_under
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.passes.offload.plan import tighter
 from tfmem.runtime.estimate import TimedCosts
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.measured_call import Flow
@@ -20,9 +19,9 @@ from tfmem.steps.lane_trials import Lanes, LaneTrial, best_of, worth_running
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.planning import begun
 from tfmem.steps.replicas import estimated, measured_replicas, plan_replicas, replanned, timed_lanes
-from tfmem.steps.settling import keep, left, next_trial, probed, settle, settle_best
+from tfmem.steps.settling import keep, left, next_trial, probed, settle_best
 from tfmem.steps.states import Checking, Observing, Probed, StepState, Trying, Warming, Watching
-from tfmem.steps.trials import CPU_RETRIES, checked, judged
+from tfmem.steps.trials import CPU_RETRIES, judged
 
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
 CHECKS = 3  # unprobed steps whose peak is watched
@@ -47,7 +46,7 @@ def ran(job: Job, state: Probed, samples: list[Sample] | None, flow: Flow) -> Tr
     known = state
     try:
         if samples is None:
-            return job.told(_disturbed(job, state))
+            return job.told(disturbed(job, state))
         known = _learned(job, state, samples, flow)
         return job.told(_after(job, known))
     except InfeasibleBudgetError as error:
@@ -91,7 +90,8 @@ def _observed(job: Job, state: Observing, samples: list[Sample], flow: Flow) -> 
         search = replace(search, observed_trial=(judged(search.first, report, seen, flow),))
     search.known.keep(seen)
     timeline = job.timeline(seen)
-    return replace(state, search=replace(search, timeline=timeline, seen=timeline))
+    lower = None if job.is_gpu else filled(timeline, seen)
+    return replace(state, search=replace(search, timeline=timeline, seen=timeline, lower=lower))
 
 
 def _tried(job: Job, state: Trying, samples: list[Sample], flow: Flow) -> Trying:
@@ -100,7 +100,8 @@ def _tried(job: Job, state: Trying, samples: list[Sample], flow: Flow) -> Trying
     seen = observe(search.timeline, state.plan.moves, samples, state.plan.paddings)
     trial = judged(state.plan, state.report, seen, flow)
     if not job.is_gpu:
-        search = replace(search, timeline=corrected(search.timeline, seen), plans=None)
+        timeline = corrected(search.timeline, seen)
+        search = replace(search, timeline=timeline, lower=search.lower or filled(timeline, seen), plans=None)
     return replace(state, search=replace(search, trials=(*search.trials, trial)))
 
 
@@ -157,7 +158,7 @@ def watched_on(job: Job, state: Watching, peaks: tuple[int, ...] | None, seconds
     """
     try:
         if peaks is None:
-            return job.told(_disturbed(job, state))
+            return job.told(disturbed(job, state))
         if not state.warm:
             report = measured_replicas(state.report, [peaks], last=False)
             return Transition(Event.RAN, replace(state, report=report, warm=True))
@@ -207,7 +208,7 @@ def trying(job: Job, state: W, plans: Lanes) -> W:
     return replace(state, function=function, report=report, plans=plans, warm=False, peaks=(), seconds=())
 
 
-def _disturbed(job: Job, state: Probed | Checking | Watching) -> Transition[StepState]:
+def disturbed(job: Job, state: Probed | Checking | Watching) -> Transition[StepState]:
     """What follows a call that overlapped with another measured one: the next call is measured, or none any more."""
     state = replace(state, disturbed=state.disturbed + 1)
     if state.disturbed < PATIENT_CALLS:
@@ -280,62 +281,3 @@ def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Tr
             raise
         raise error from fault
     raise known or error from error
-
-
-def watched(job: Job, state: Checking, peak: int | None) -> Transition[StepState]:
-    """What follows a step without probes: it is planned for less if its peak is over the budget.
-
-    Args:
-        job: the trace.
-        state: what ran.
-        peak: bytes that it took; None if that is not known.
-    """
-    try:
-        return job.told(_disturbed(job, state) if peak is None else _checked(job, state, peak))
-    except Exception as error:  # the step ran, and its result is the caller's
-        notes = (*state.notes, job.noted(error, "planning by measurement", "what ran stays"))
-        report = replace(state.report, notes=tuple(dict.fromkeys((*notes, *state.report.notes))))
-        return job.told(left(job, replace(state, notes=notes, report=report), Event.FAULT))
-
-
-def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
-    peak += state.uncounted
-    if peak > job.limit and state.replans < CPU_RETRIES:
-        move = _replanned(job, state, peak - job.limit)
-        if move is not None:
-            return move
-        state = replace(state, replans=CPU_RETRIES)  # nothing is left to try
-    state = replace(state, peaks=(*state.peaks, peak))
-    job.engine.library.trim_unused()  # what trials moved beyond what this plan does
-    if len(state.peaks) < CHECKS:
-        return Transition(Event.RAN, state)
-    report = replace(state.report, notes=tuple(dict.fromkeys((*state.notes, *state.report.notes))))
-    planned = state.function is not job.trace.base
-    state = replace(state, report=checked(report, state.peaks, job.limit, planned))
-    if state.search is not None and state.plan is not None:
-        return solving.begun(job, state, state.search, state.plan)
-    if state.plan is not None and state.timeline is not None:
-        known_moves.keep(job, state.timeline, state.plan, state.report)
-    return left(job, state, Event.WITHIN)
-
-
-def _replanned(job: Job, state: Checking, over: int) -> Transition[StepState] | None:
-    """A plan that takes `over` bytes less than that of `state`; None if there is none."""
-    timeline, plan = state.timeline, state.plan
-    if plan is None or timeline is None:
-        return None
-    try:
-        tight = tighter(job.planner(timeline), plan, over)
-        if tight is not None:
-            job.engine.memory.require_host_room(timeline, tight)
-    except Exception as error:
-        if is_fault(error):
-            raise
-        return None
-    if tight is None:
-        return None
-    note = f"replanned: a plan for {plan.budget:,} bytes ran {over:,} over the budget"
-    again = settle(job, replace(state, notes=(*state.notes, note)), timeline, tight, force=True).state
-    if isinstance(again, Checking):
-        return Transition(Event.OVER, replace(again, replans=state.replans + 1, search=state.search))
-    return Transition(Event.WITHIN, again)

@@ -51,13 +51,20 @@ def next_trial(job: Job, state: StepState, search: PlanSearch) -> Transition[Ste
 def settle_best(job: Job, state: StepState, search: PlanSearch) -> Transition[StepState]:
     """The fastest trial that met the budget becomes final; if none did, the one that came nearest."""
     if not search.trials:  # every plan ran out of memory: what ran first is known to run
-        return settle(job, state, search.timeline, search.first, force=True)
+        move = settle(job, state, search.timeline, search.first, force=True)
+        return Transition(move.event, _with_lower(move.state, search))
     met = any(trial.seen.peak <= job.limit for trial in search.trials)
     best, notes = best_trial(search.trials if met else (*search.trials, *search.observed_trial), job.limit)
     move = settle_trial(job, replace(state, notes=(*state.notes, *notes)), search.timeline, best)
-    if isinstance(move.state, Checking) and search.stays is None and job.solves_beside(search.timeline):
-        return Transition(move.event, replace(move.state, search=search))
-    return move
+    final = _with_lower(move.state, search)
+    if isinstance(final, Checking) and search.stays is None and job.solves_beside(search.timeline):
+        final = replace(final, search=search)
+    return Transition(move.event, final)
+
+
+def _with_lower(state: StepState, search: PlanSearch) -> StepState:
+    """`state`, which goes on from the least that was seen where its peak is checked."""
+    return replace(state, lower=search.lower) if isinstance(state, Checking) else state
 
 
 def settle_trial(job: Job, state: StepState, timeline: Timeline, trial: Trial) -> Transition[StepState]:

@@ -84,6 +84,7 @@ class PlanSearch:
         observed: whether the costs come from a profile.
         dry_run: whether calls with probes write no variable, so that the step has to be run again.
         seen: the timeline, by what was measured; None before.
+        lower: the timeline with the least that the step may take by what was measured; None before, and on a GPU.
         plans: what may be tried, by what was measured; None before.
         trials: plans that were run.
         observed_trial: the observed step, if its plan could stay.
@@ -100,6 +101,7 @@ class PlanSearch:
     observed: bool
     dry_run: bool
     seen: Timeline | None
+    lower: Timeline | None = None
     plans: Plans | None = None
     trials: tuple[Trial, ...] = ()
     observed_trial: tuple[Trial, ...] = ()
@@ -156,7 +158,11 @@ class Checking(StepState):
         timeline, plan: what it was planned by, and the plan; None where a fault left the step unchanged.
         peaks: bytes that its calls took.
         uncounted: bytes of the plan's buffers that the allocator does not count.
-        replans: how many tighter plans were made so far.
+        lower: the timeline with the least that the step may take by what was measured; None where it was not, and on
+            a GPU.
+        replans: how many plans were made so far since one was over the budget.
+        tried: what these did.
+        nearest: of the plans that were over, the one whose peak was the lowest.
         search: what a thread goes on from; None where nothing is left to solve.
     """
 
@@ -165,7 +171,10 @@ class Checking(StepState):
     plan: OffloadPlan | None
     peaks: tuple[int, ...] = ()
     uncounted: int = 0
+    lower: Timeline | None = None
     replans: int = 0
+    tried: frozenset[Any] = frozenset()
+    nearest: Checking | None = None
     search: PlanSearch | None = None
 
 

@@ -12,6 +12,7 @@ from graph_passes.analysis.memory.simulate import Move, Padding, uncounted_under
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import GraphError
 
+FEW = 10  # part of the ops after which less may be in use than what counts as the least: buffers that were shared
 LITTLE = 64  # part of the memory that an op is given more of after it found none
 
 
@@ -44,6 +45,8 @@ class Observation:
         step_seconds: from the first to the last sample.
         peak: the most bytes in use.
         curve: (op, most bytes in use while it ran), in order.
+        least_base: what was in use beyond the modelled buffers after all but a few ops; 0 where that is not known. It
+            is below `base` where an allocator's chunks were larger than what lay in them.
     """
 
     seconds: dict[str, float]
@@ -52,6 +55,7 @@ class Observation:
     step_seconds: float
     peak: int
     curve: tuple[tuple[str, int], ...]
+    least_base: int = 0
 
 
 def observe(
@@ -108,6 +112,7 @@ def observe(
         samples[-1].seconds - samples[0].seconds,
         max(sample.peak_bytes + int(uncounted[sample.index // 2]) for sample in samples),
         tuple(curve),
+        sorted(after)[len(after) // FEW],
     )
 
 
@@ -126,6 +131,14 @@ def corrected(timeline: Timeline, seen: Observation) -> Timeline:
         for step in timeline.steps
     )
     return replace(timeline, steps=steps)
+
+
+def filled(timeline: Timeline, seen: Observation) -> Timeline:
+    """`timeline` as if every chunk that the allocator gave out were as large as what lies in it, and no op took
+    workspace: by what was `seen` the least that the step may take."""
+    base = seen.least_base or timeline.base
+    steps = tuple(replace(step, workspace=min(0, step.workspace + timeline.base - base)) for step in timeline.steps)
+    return replace(timeline, steps=steps, base=base)
 
 
 def short_at(timeline: Timeline, op: str, usage: Sequence[int], limit: int) -> Timeline:

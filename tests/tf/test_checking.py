@@ -64,6 +64,7 @@ def trained(new_net: Any, batch: Any, budget: int, over: Sequence[int]) -> tuple
     pytest.fail("the step did not settle")
 
 
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
 def test_the_first_other_plan_that_meets_the_budget_stays(new_net: Any, batch: Any, budget: int) -> None:
     function, meters, runs = trained(new_net, batch, budget, [3 * KIB, 2 * KIB, -400 * KIB])
     assert len(meters.ran) == 3

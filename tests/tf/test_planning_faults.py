@@ -17,7 +17,7 @@ from tests.tf.optimized_runs import SPARE, bits, in_a_process, run
 from tfmem.api import make_engine
 from tfmem.runtime.faults import error_note, is_fault, left_by_fault
 from tfmem.runtime.notices import Notices
-from tfmem.steps import measuring, random_streams, read_step, settling, trials
+from tfmem.steps import checking, measuring, random_streams, read_step, settling, trials
 from tfmem.steps import static_planning as unobserved
 from tfmem.steps import trace as planning
 
@@ -31,7 +31,7 @@ AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 LATER = [(1, measuring, "observe"), (1, trials.Plans, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
 LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, settling, "best_trial")]
 LATER += [(2, contract, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
-LATER += [(3, measuring, "checked")]
+LATER += [(3, checking, "checked")]
 
 
 def named(places):

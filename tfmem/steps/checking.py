@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from custom_ops.errors import TfmemError
 from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.decision import Missed
 from graph_passes.passes.offload.plan import OffloadPlan, tighter
 from tfmem.steps import known_moves, solving
 from tfmem.steps.job import Job
@@ -58,6 +59,8 @@ def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     job.engine.library.trim_unused()  # what trials moved beyond what this plan does
     if len(state.peaks) < CHECKS:
         return Transition(Event.RAN, state)
+    if max(state.peaks) <= job.limit:
+        state = replace(state, notes=tuple(note.once if isinstance(note, Missed) else note for note in state.notes))
     report = replace(state.report, notes=tuple(dict.fromkeys((*state.notes, *state.report.notes))))
     planned = state.function is not job.trace.base
     state = replace(state, report=checked(report, state.peaks, job.limit, planned))

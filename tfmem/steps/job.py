@@ -11,6 +11,7 @@ from typing import Any
 from graph_passes.analysis.cost.model import MeasuredCosts
 from graph_passes.analysis.memory.observe import Observation
 from graph_passes.analysis.memory.timeline import Timeline
+from graph_passes.decision import Missed
 from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.report import Report
@@ -128,6 +129,8 @@ class Job:
         state = move.state
         if isinstance(state, Checking | Watching | Solving | Placed):
             notes = (*state.notes, *state.report.notes)
+            if isinstance(state, Checking):  # it may run another plan, and a budget that is missed is said at the end
+                notes = tuple(note for note in notes if not isinstance(note, Missed))
             self.engine.notices.warn_of_losses(replace(state.report, notes=notes))
         return move
 

@@ -74,6 +74,8 @@ def settle_trial(job: Job, state: StepState, timeline: Timeline, trial: Trial) -
     move = settle(job, state, timeline, plan, force=True)
     predicted = {name: getattr(move.state.report, name) for name in PREDICTED}
     report = replace(trial.report, notes=move.state.report.notes, **predicted)
+    if isinstance(move.state, Checking) and trial.seen.peak > job.limit:
+        report = replace(report, peak_measured=None)  # another plan may follow
     return Transition(move.event, replace(move.state, report=report))
 
 

@@ -329,6 +329,26 @@ def test_a_tensor_that_a_list_shares_lives_as_long() -> None:
     assert (found.tensor.node, found.uses, found.pinned_by) == ("tanh", (2, 4), Reason.LIST_SHARES())
 
 
+def test_what_a_loop_gets_lives_as_long_as_the_list_that_it_goes_into() -> None:
+    """The first step puts it in: it cannot move, nothing is written over it, and the list does not count it again."""
+    graph = step()
+    graph.insert("made", "Sin", [TensorId("x")], {})
+    graph.rewire("loop", 2, TensorId("made"))
+    graph.insert("late", "Sin", [TensorId("made")], {})
+    graph.add_control("late", "loop")
+    graph.rewire("back", 0, TensorId("late"))
+    graph.specs |= {TensorId("made"): H, TensorId("late"): H}
+    order = ["x", "start", "steps", "empty", "made", "loop", "loss", "late", "back", "end"]
+    found = {str(buffer.tensor): buffer for buffer in build_timeline(graph, order, COSTS).buffers}
+    assert sorted(order) == sorted(graph.nodes)
+    made, filled = found["made:0"], found["loop:3"]
+    assert made.uses[-1] == filled.uses[-1] > made.read
+    assert made.pinned_by == Reason.LIST_FILLED()
+    assert [(holder.list, holder.made) for holder in made.holders] == [(TensorId("loop", 3), False)]
+    assert "late:0" in found
+    assert filled.nbytes == 40 * MIB - made.nbytes
+
+
 def test_open_inputs() -> None:
     """What depends on data is left alone; what only its caller left open is not."""
     nodes = [

@@ -86,6 +86,7 @@ class _Writer:
             node = NodeDef()
             node.CopyFrom(whole)
             node.name = piece.name
+            node.attr["parallel_iterations"].i = 1
             known = dict(loop.known[number - 1]) if number else {}
             del node.input[:]
             for place, own in enumerate(inputs):

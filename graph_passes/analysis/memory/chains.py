@@ -115,6 +115,8 @@ class ChainSearch:
         if owner not in self.index:  # of no bytes
             return last if ops.shares_rows(node) else end
         buffer = self.buffers[self.index[owner]]
+        if buffer.holders:
+            return max(last, buffer.uses[-1])  # lists hold it until then
         is_last = not buffer.uses or last == buffer.uses[-1]  # no other op writes over it later
         return end if is_last and buffer.nbytes < SMALLEST_MOVED else last
 

@@ -10,8 +10,8 @@ from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.cost.region_costs import region_costs
 from graph_passes.analysis.memory.chains import SMALLEST_MOVED, ChainSearch, read_across
 from graph_passes.analysis.memory.lists import ListSize, list_sizes
-from graph_passes.analysis.memory.loop_lists import left_behind, lists_together, passed_on
-from graph_passes.analysis.memory.timeline import Buffer, ScheduledOp, Timeline, turning_point
+from graph_passes.analysis.memory.loop_lists import handed, left_behind, lists_together, passed_on
+from graph_passes.analysis.memory.timeline import Buffer, Holder, ScheduledOp, Timeline, turning_point
 from graph_passes.errors import UnknownShapeError
 from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId
@@ -47,7 +47,8 @@ def build_timeline(
     lists = list_sizes(graph, position)
     together = {found[0]: (found, size) for found, size in lists_together(graph, lists)}
     held = {result: root for root, (found, _) in together.items() for result in _left_behind(graph, root, found)}
-    owner = _owners(graph, order, position, held)
+    given = [each for name in order if graph[name].op in ops.LOOPS for each in handed(graph, graph[name])]
+    owner = _owners(graph, order, position, {*held, *(each.tensor for each in given)})
     owner.update((tensor, root) for root, (found, _) in together.items() for tensor in found)
     carried = passed_on(graph, lists, order)
     owner.update((tensor, first) for tensor, (first, _) in carried.items())
@@ -55,6 +56,13 @@ def build_timeline(
     shared: dict[TensorId, list[TensorId]] = {}
     for tensor, root in owner.items():
         shared.setdefault(root, []).append(tensor)
+
+    holders: dict[TensorId, list[Holder]] = {}
+    for result, by in held.items():
+        holders.setdefault(owner[result], []).append(Holder(owner[by], made=True))
+    for each in given:
+        holders.setdefault(owner[each.tensor], []).append(Holder(owner[each.list], made=False))
+    firsts = {(owner[each.list], owner[each.tensor]) for each in given if each.counted}
 
     def uses_of(root: TensorId) -> set[int]:
         return {place for view in shared[root] for place in _uses(graph, position, view)}
@@ -68,11 +76,14 @@ def build_timeline(
             continue
         if ops.shares_rows(node):  # it is in the memory of its input
             continue
-        uses = sorted(uses_of(root) | (uses_of(owner[held[root]]) if root in held else set()))
+        holding = tuple(dict.fromkeys(holders.get(root, ())))
+        uses = sorted(uses_of(root).union(*(uses_of(holder.list) for holder in holding)))
         start = position[root.node]
         if root in lists:
             size = together[root][1] if root in together else grown.get(root) or lists[root] or ListSize()
             again = sum(graph.nbytes(result) for result, by in held.items() if by == root)
+            inside = (tensor for by, tensor in firsts if by == root and graph[tensor.node].op not in ops.EXTERNAL)
+            again += sum(map(graph.nbytes, inside))
             size = replace(size, nbytes=max(0, size.nbytes - again))  # which count as themselves
             pauses += [(a, b) for a, b in pairwise((start, *uses)) if b - a > 1 and size.nbytes >= SMALLEST_MOVED]
             is_fetched = not fetched.isdisjoint(views)
@@ -89,7 +100,7 @@ def build_timeline(
                 buffers.append(Buffer(root, 0, start, tuple(uses), tuple(views), pinned_by=Reason.UNKNOWN_SIZE()))
             continue
         is_fetched = any(view in fetched for view in views)
-        pinned = Reason.LIST_FILLED() if root in held else _pinned(graph, position, views, tuple(uses), is_fetched)
+        pinned = Reason.LIST_FILLED() if holding else _pinned(graph, position, views, tuple(uses), is_fetched)
         if not pinned and merging and is_paired(graph, root):
             pinned = Reason.PAIRED()
         reads = [use for use in uses if use not in only_updates]
@@ -100,6 +111,11 @@ def build_timeline(
             buffer = Buffer(root, nbytes, start, tuple(uses), tuple(views), written, pinned, is_fetched)
             if node.op in ops.ALLOCATES_TWICE:
                 buffer = replace(buffer, twice=True, between=graph.nbytes(node.inputs[ops.FILTER]))
+            if holding:
+                stays = (uses_of(holder.list) for holder in holding if holder.list not in together)
+                read = max(uses_of(root).union(*stays), default=start)
+                moving = tuple(holder for holder in holding if holder.list in together)
+                buffer = replace(buffer, holders=moving, read=read)
             buffers.append(buffer)
 
     steps = tuple(
@@ -166,7 +182,8 @@ def _owners(
         elif node.op in ops.IN_PLACE_OVER_FIRST:
             for tensor in node.inputs:
                 root = owner[tensor]
-                if root not in held and last_use[root] == position[name] and _reusable(graph, root, output, node):
+                kept = root in held or ops.passed(graph, tensor, ops.VIEWS) in held
+                if not kept and last_use[root] == position[name] and _reusable(graph, root, output, node):
                     owner[output] = root
                     last_use[root] = last_use[output]
                     break

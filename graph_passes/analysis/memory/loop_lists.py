@@ -7,6 +7,7 @@ while:8 = [x of step 0, x of step 1, ...]       loop move together, as one buffe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from graph_passes.analysis.memory.lists import ADDS, PARTS, Inside, ListSize, is_sum
 from graph_passes.graph import ops
@@ -91,6 +92,41 @@ def left_behind(graph: Graph, node: Node, lists: Iterable[TensorId]) -> tuple[Te
     items = {item for put in puts if put.op in ADDS and (item := owner(put.inputs[ADDS[put.op]])) is not None}
     results = (tensor for tensor in graph.tensors(node) if tensor.index not in places and graph.uses(tensor))
     return tuple(tensor for tensor in results if owner(body.results[tensor.index]) in items)
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A tensor that a loop gets, and a list that holds it: the first step puts it in, or each step does.
+
+    Attributes:
+        tensor: what the loop gets.
+        list: the list.
+        counted: whether what each step makes goes into lists one step later: then the list's size, an element for each
+            step, has this tensor in it.
+    """
+
+    tensor: TensorId
+    list: TensorId
+    counted: bool
+
+
+def handed(graph: Graph, node: Node) -> Iterator[Handed]:
+    """The tensors that a loop gets and that its lists hold as elements."""
+    body = graph.functions.get((node.name, "body"))
+    if body is None:
+        return
+    items: dict[TensorId, TensorId] = {}
+    for tensor in graph.tensors(node):
+        spec = graph.specs.get(tensor)
+        put = body.graph[ops.passed(body.graph, body.results[tensor.index]).node]
+        if spec is not None and spec.dtype == VARIANT and graph.uses(tensor) and put.op in ADDS:
+            items[tensor] = ops.passed(body.graph, put.inputs[ADDS[put.op]], ops.VIEWS)
+    for tensor, item in items.items():
+        if item.node in body.arguments:
+            place = body.arguments.index(item.node)
+            made = ops.passed(body.graph, body.results[place], ops.VIEWS)
+            counted = made != item and made not in items.values()
+            yield Handed(ops.passed(graph, node.inputs[place], ops.VIEWS), tensor, counted)
 
 
 def only_reads(graph: Graph, node: Node) -> bool:

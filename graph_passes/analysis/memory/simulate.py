@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from graph_passes.analysis.memory.elements import let_go, made_again
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 
 T = TypeVar("T")
@@ -82,9 +83,10 @@ class SimulatedStep:
 def usage_under(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> npt.NDArray[np.int64]:
     """Bytes in use at each position when `moves` are made, and `paddings` are taken."""
     usage = timeline.usage - timeline.within((move.buffer, move.release, move.prefetch) for move in moves)
+    usage -= let_go(timeline, moves)
     again = [(move, chain) for move in moves if move.recomputed and (chain := timeline.chain(move.gap))]
     for move, chain in again:
-        for source in chain.sources:  # those that would be gone by then
+        for source in set(chain.sources).difference(timeline.elements):  # those that would be gone by then
             usage[timeline.end(timeline.buffers[source]) + 1 : move.next + 1] += timeline.buffers[source].nbytes
     for move in moves:
         if move.recomputed:
@@ -104,8 +106,9 @@ def by_position(items: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
 
 def uncounted_under(timeline: Timeline, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
     """Bytes at each position that the device's allocator does not count when `moves` are made."""
-    small = [move for move in moves if timeline.buffers[move.buffer].nbytes < timeline.counted]
-    return timeline.uncounted - timeline.within((move.buffer, move.release, move.prefetch) for move in small)
+    small = [move for move in moves if timeline.buffers[move.buffer].allocation < timeline.counted]
+    away = timeline.within((move.buffer, move.release, move.prefetch) for move in small)
+    return timeline.uncounted - away - let_go(timeline, moves, below=timeline.counted)
 
 
 def uncounted(timeline: Timeline, moves: Sequence[Move], paddings: Sequence[Padding] = ()) -> int:
@@ -139,7 +142,7 @@ def recomputing_peak(timeline: Timeline, usage: npt.NDArray[np.int64], move: Mov
         return int(before)
     held = zip(chain.ops, chain.held, strict=True)
     most = max(nbytes + timeline.steps[position].workspace for position, nbytes in held)
-    return int(before) - timeline.buffers[move.buffer].nbytes + most
+    return int(before) - timeline.buffers[move.buffer].nbytes - made_again(timeline, move.gap) + most
 
 
 def simulate(timeline: Timeline, moves: Sequence[Move], link: Link, paddings: Sequence[Padding] = ()) -> SimulatedStep:

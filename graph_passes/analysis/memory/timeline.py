@@ -61,6 +61,19 @@ class Chain:
 
 
 @dataclass(frozen=True)
+class Holder:
+    """A list that holds a buffer as one of its elements.
+
+    Attributes:
+        list: the tensor that the list's buffer is named by.
+        made: whether the loop that fills the list makes the element, and returns it besides; else the loop gets it.
+    """
+
+    list: TensorId
+    made: bool
+
+
+@dataclass(frozen=True)
 class Buffer:
     """One allocation of the step.
 
@@ -79,6 +92,8 @@ class Buffer:
             workspace.
         between: bytes that it allocates between the two, in its workspace, too.
         element: bytes of one of the allocations that it stands for, where it is a list; else 0.
+        holders: the movable lists that hold it as an element. Their uses are among `uses`.
+        read: the last position that reads it otherwise than as an element, where lists hold it.
     """
 
     tensor: TensorId
@@ -93,6 +108,8 @@ class Buffer:
     twice: bool = False
     between: int = 0
     element: int = 0
+    holders: tuple[Holder, ...] = ()
+    read: int = 0
 
     @property
     def allocation(self) -> int:
@@ -167,6 +184,20 @@ class Timeline:
         for buffer in self.buffers:
             made[buffer.start] += buffer.nbytes
         return made
+
+    @cached_property
+    def index(self) -> dict[TensorId, int]:
+        """The buffers' places by the tensors that allocate them."""
+        return {buffer.tensor: place for place, buffer in enumerate(self.buffers)}
+
+    @cached_property
+    def elements(self) -> tuple[int, ...]:
+        """Indices of the buffers that movable lists hold as elements, and that the step does not return."""
+        return tuple(
+            place
+            for place, buffer in enumerate(self.buffers)
+            if buffer.holders and not buffer.fetched and all(holder.list in self.index for holder in buffer.holders)
+        )
 
     def end(self, buffer: Buffer) -> int:
         """The last position at which `buffer` is alive."""

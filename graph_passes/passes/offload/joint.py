@@ -31,6 +31,7 @@ from functools import cached_property
 import numpy as np
 
 from graph_passes.analysis.linear_program import LinearProgram, Solution
+from graph_passes.analysis.memory.elements import made_again
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 
@@ -142,6 +143,7 @@ class Joint:
         )
         at = gap.next
         beside = timeline.usage[at] - timeline.made[at] - timeline.workspace[at] - timeline.nbytes(gap)
+        beside -= made_again(timeline, gap)
         away = sum(timeline.nbytes(other) for other in self.free if other.last < at < other.next)
         return float(beside + most - away - self.budget) / _MIB
 

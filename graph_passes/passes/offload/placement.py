@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from graph_passes.analysis.memory.elements import let_go
 from graph_passes.analysis.memory.simulate import Link, Move, are_there, by_position, recomputing_peak, usage_under
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.passes.offload.options import RECOMPUTING, OffloadOptions
@@ -78,7 +79,8 @@ def place(
     else:
         wanted = [False for _ in gaps]
     every = _recomputed(timeline, moves, wanted, budget)
-    room = budget - usage_under(timeline, every)
+    # What a moved list takes along comes back with it, so memory that elements let go is not spent.
+    room = budget - usage_under(timeline, every) - np.maximum(0, let_go(timeline, every))
     recomputed = [move for move in every if move.recomputed]
     moves = _release_late(timeline, [move for move in every if not move.recomputed], link, room)
     if options.prefetch == "late" or (options.prefetch == "auto" and timed):

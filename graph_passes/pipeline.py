@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from graph_passes import pass_infra
+from graph_passes.analysis.cost.folded import not_run
 from graph_passes.analysis.cost.model import CostModel, held
 from graph_passes.analysis.memory import roles
 from graph_passes.analysis.memory.liveness import build_timeline, refuse_open
@@ -202,7 +203,8 @@ class Step:
             UnknownShapeError: its caller left a shape open, and more of it would be known if not.
             NoGradientError: the same, and the graph does not differentiate.
         """
-        timeline = build_timeline(self.graph, self.order, costs, self.fetches, self.loss, self.merging)
+        kept = not_run(self.graph)
+        timeline = build_timeline(self.graph, self.order, costs, self.fetches, self.loss, self.merging, kept)
         try:
             refuse_open(self.graph, timeline, self.of_data)
         except UnknownShapeError as error:

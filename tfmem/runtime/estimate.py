@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from graph_passes.analysis.cost.folded import folded
 from graph_passes.analysis.cost.model import Roofline, held
 from graph_passes.analysis.memory.calls import WithCalls
 from graph_passes.analysis.memory.timeline import COUNTED
@@ -29,9 +30,9 @@ class Estimate:
         return WithCalls(self.roofline).workspace(graph, node)
 
     def base(self, graph: Graph) -> int:
-        """See `CostModel`: variables exist already, or will."""
+        """See `CostModel`: variables exist already, or will, and so will what TensorFlow makes a constant."""
         small = 0 if self.roofline.is_gpu else held(graph, COUNTED)  # the allocator does not count these
-        return max(self.roofline.base(graph), self.in_use + small)
+        return max(self.roofline.base(graph), self.in_use + small) + folded(graph)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ def build_timeline(
     fetches: Collection[TensorId] = (),
     loss: TensorId | None = None,
     merging: bool = False,
+    kept: Collection[str] = (),
 ) -> Timeline:
     """Find every buffer of a step and its uses.
 
@@ -39,6 +40,7 @@ def build_timeline(
         loss: the loss, if the caller knows it: the forward pass ends there. Otherwise the boundary is found from
             the uses (see `turning_point`).
         merging: whether oneDNN's layout pass runs after all others, which looks for pairs of ops.
+        kept: ops that do not run in the step, for their results are in memory all the time (see `folded`).
 
     A tensor of unknown size that waits for a later use is a buffer of no bytes, pinned by `Reason.UNKNOWN_SIZE`. A list
     of which it is not known what a loop puts in is pinned by `Reason.LIST_UNKNOWN`.
@@ -48,7 +50,8 @@ def build_timeline(
     together = {found[0]: (found, size) for found, size in lists_together(graph, lists)}
     held = {result: root for root, (found, _) in together.items() for result in _left_behind(graph, root, found)}
     given = [each for name in order if graph[name].op in ops.LOOPS for each in handed(graph, graph[name])]
-    owner = _owners(graph, order, position, {*held, *(each.tensor for each in given)})
+    still = {tensor for name in kept for tensor in graph.tensors(graph[name])}
+    owner = _owners(graph, order, position, {*held, *(each.tensor for each in given), *still})
     owner.update((tensor, root) for root, (found, _) in together.items() for tensor in found)
     carried = passed_on(graph, lists, order)
     owner.update((tensor, first) for tensor, (first, _) in carried.items())
@@ -72,7 +75,7 @@ def build_timeline(
     buffers, pauses = [], []
     for root, views in shared.items():
         node = graph[root.node]
-        if node.op in ops.EXTERNAL:
+        if node.op in ops.EXTERNAL or root in still:
             continue
         if ops.shares_rows(node):  # it is in the memory of its input
             continue

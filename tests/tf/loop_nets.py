@@ -63,6 +63,23 @@ class Mapped:
         return descended(loss, tape, self.variables)
 
 
+class Between:
+    """A loop of two states between other ops; it begins with what one of these made."""
+
+    def __init__(self) -> None:
+        self.variables = [weights(1), weights(5), weights(7)]
+
+    def step(self, x: Any) -> Any:
+        first, second, last = self.variables
+        with tf.GradientTape() as tape:
+            h = c = tf.nn.relu(x @ first)
+            for _ in tf.range(STEPS):
+                c = tf.sin(c + h)
+                h = tf.tanh(c @ second)
+            loss = tf.reduce_mean(tf.square(tf.sin(h @ last)))
+        return descended(loss, tape, self.variables)
+
+
 class Branching:
     """A loop whose steps take one of two ways, each with tensors that only its gradient reads."""
 

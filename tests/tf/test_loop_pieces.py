@@ -8,12 +8,17 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes.analysis.cost.device_costs import load
+from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.lists import list_sizes, steps_of
+from graph_passes.analysis.memory.liveness import build_timeline
 from graph_passes.analysis.memory.pieces import Split, splits
 from graph_passes.graph import serde
 from graph_passes.graph.ir import Graph, TensorId, parse_input
+from graph_passes.graph.ops import LOOPS
+from graph_passes.graph.order import schedule
 from graph_passes.report import RECOMPUTED
-from tests.tf.loop_nets import STEPS, Branching, Drawing, Mapped, Scan, TwoLoops
+from tests.tf.loop_nets import STEPS, Between, Branching, Drawing, Mapped, Scan, TwoLoops
 from tests.tf.memory_in_use import in_use
 from tests.tf.split_steps import read as steps
 from tests.tf.test_loop_memory import MIB, Net, within
@@ -104,6 +109,34 @@ def test_a_loop_larger_than_its_budget(flow: Any, policy: str) -> None:
     assert report.peak_before - report.peak_measured > STEPS * MIB // 4
     assert report.peak_predicted == pytest.approx(report.peak_measured, rel=0.05)
     assert any(each.offload_after == RECOMPUTED for each in report.transfers) or policy == "autovm"
+
+
+@pytest.mark.parametrize(("kind", "budget"), [(TwoLoops, 22), (Between, 36)])
+def test_what_is_planned_for_pieces_is_what_they_take(kind: Any, budget: int, flow: Any) -> None:
+    """Within much less than an element of the lists, whether a plan copies them or runs pieces again."""
+    x = tf.random.stateless_normal([2048, 64], [3, 4])
+    net, plain = kind(), kind()
+    function, whole = within(net.step, budget * MIB + in_use()), tf.function(plain.step)
+    for _ in range(6):
+        assert function(x).numpy() == whole(x).numpy()
+    for ours, theirs in zip(net.variables, plain.variables, strict=True):
+        assert (ours.numpy() == theirs.numpy()).all()
+    report = tfmem.report(function)
+    assert report.peak_measured <= report.budget
+    assert abs(report.peak_predicted - report.peak_measured) < MIB // 8
+
+
+@pytest.mark.parametrize(("kind", "pieces"), [(TwoLoops, 14), (Between, 7)])
+def test_each_piece_can_run_again(kind: Any, pieces: int, x: Any) -> None:
+    """From the state before it, which lists hold until then."""
+    captured = captured_of(kind(), x)[1]
+    cut = with_pieces(captured, found(captured))
+    graph = read(cut)
+    fetched = [parse_input(name)[0] for name in cut.fetches]
+    timeline = build_timeline(graph, schedule(graph), Roofline(load("unit")), fetched)
+    lists = [buffer for buffer in timeline.buffers if buffer.element and graph[buffer.tensor.node].op in LOOPS]
+    assert [chain.ops for buffer in lists for chain in buffer.chains] == [(buffer.start,) for buffer in lists]
+    assert len(lists) == pieces
 
 
 def test_a_loop_in_pieces_is_stitched_in_pieces(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,6 +332,15 @@ class Reason(Enum):
     SPLIT_BASE = "split", "variables and other memory that is in use before the step take {base} bytes"
     SPLIT_AGAIN = "split", "the step is split already, or holds fused regions"
     SPLIT_IN_PLACE = "split", "users of a {kind} hold its tensors; optimise a tf.function or a Keras model instead"
+    SPLIT_OPEN = (
+        "split",
+        "the graph may be fed other batches than input_shapes says; give these placeholders known sizes: {names}",
+    )
+    SPLIT_CHUNKS = (
+        "split",
+        "{spare} bytes of the budget stay free for the CPU's allocator, for a session is not measured; then {why}",
+    )
+    SPLIT_UPDATES = "split", "'{node}' is computed before the gradients, and would wait for an update of variables"
     SPLIT_OVER = "split", "no division into up to {count} pieces meets the budget; the best needs {least} bytes"
 
     # Offload: why a tensor stays in device memory

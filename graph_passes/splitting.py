@@ -16,7 +16,7 @@ from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import SplitChoice, SplitEstimate, SplitLane, SplitNeeds
-from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan, SplitRegion
+from graph_passes.passes.split.split_regions import NO_USERS, BatchDivision, SplitPlan, SplitRegion, Users
 from graph_passes.pipeline import SPLIT, PassOutcome, PassPhase, Step, StepSource, plan_step, run_passes
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
@@ -55,6 +55,7 @@ def split_step(
     rate: float = 0.0,
     known: BatchDivision | None = None,
     measured: bool = False,
+    users: Users = NO_USERS,
 ) -> SplitStep | Refusal:
     """The fastest division of the step that meets the budget, or why there is none.
 
@@ -68,6 +69,7 @@ def split_step(
             the step does not run so.
         known: the division that an earlier process chose; None where none did. Another is chosen where it fails.
         measured: whether the known one was measured to meet the budget: it is carried out, or none is.
+        users: what else reads tensors of the step.
     """
     if options.split == "never":
         return Reason.SPLIT_NEVER()
@@ -92,7 +94,7 @@ def split_step(
     seconds = float(timeline.begins[-1])
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
     lane = SplitLane(timeline.turn, over_budget(timeline, budget, options))
-    needs = SplitNeeds(step.order, step.fetches, [lane], budget, trial, faster_than, known, measured)
+    needs = SplitNeeds(step.order, step.fetches, [lane], budget, trial, faster_than, known, measured, users)
     found = divided(step, needs)
     if isinstance(found, Refusal):
         return found

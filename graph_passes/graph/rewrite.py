@@ -61,18 +61,17 @@ class Inserted(Protocol):
 
 
 class Names:
-    """Names that no node of a graph has yet, nor any other new node."""
+    """Names that no node of a graph has yet, nor any other new node; TensorFlow takes upper for lower case here."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._taken: set[str] = set()
+        self._taken = {name.lower() for name in graph.nodes}
 
     def fresh(self, wanted: str) -> str:
         """`wanted`, or with a number behind."""
         name, suffix = wanted, 1
-        while name in self._graph.nodes or name in self._taken:
+        while name.lower() in self._taken:
             name, suffix = f"{wanted}_{suffix}", suffix + 1
-        self._taken.add(name)
+        self._taken.add(name.lower())
         return name
 
 

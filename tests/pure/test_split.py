@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from graph_passes.analysis.batch.labels import Rows, Summed
 from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
 from graph_passes.analysis.cost.device_costs import load
-from graph_passes.analysis.cost.model import Roofline
+from graph_passes.analysis.cost.model import Roofline, held
 from graph_passes.analysis.memory.simulate import Link
+from graph_passes.graph.gates import with_open_gates
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.ops import ROWS_ATTRIBUTE
 from graph_passes.graph.order import topological
@@ -22,7 +23,7 @@ from graph_passes.graph.verify import verify_graph
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import SplitEstimate, SplitLane, SplitNeeds, plan_split
-from graph_passes.passes.split.split_regions import Exactness, plan_of, sizes_of_pieces
+from graph_passes.passes.split.split_regions import Exactness, Users, plan_of, sizes_of_pieces
 from graph_passes.pipeline import Step, plan_step
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
@@ -318,3 +319,58 @@ def test_a_report_with_splits_is_read_back() -> None:
     assert Report.from_json(given_report.to_json()) == given_report
     assert "4 ops from 'a' to 'dw', 1 of the forward pass again, in 2 pieces of 3 examples" in str(given_report)
     assert "and 2 more parts" in str(given_report)
+
+
+def test_what_is_written_over_a_slice_keeps_all_that_is_sliced() -> None:
+    """Once nothing else holds the tensor, TensorFlow writes a product over a slice of whole rows."""
+    net = Net(batch=32)
+    whole = net.add("whole", "Tile", ["x"], (32, 16))
+    ends = [net.constant(name, values) for name, values in (("begin", [0, 0]), ("size", [16, 16]))]
+    net.add("rows", "Slice", [whole, *ends], (16, 16), **{ROWS_ATTRIBUTE: True})
+    other = net.add("other", "Const", [], (16, 16))
+    net.add("product", "Mul", ["rows", other], (16, 16))
+    net.add("later", "Tile", ["x"], (32, 16))
+    net.add("end", "MatMul", ["product", "later"], (16, 16))
+    graph = Graph(net.nodes, net.specs, net.constants)
+    order = [node.name for node in net.nodes]
+    timeline = Step(graph, tuple(order), ()).timeline(Roofline(load("v100")))
+    buffer = next(each for each in timeline.buffers if each.tensor == TensorId("whole"))
+    assert max(buffer.uses) == order.index("end")
+
+
+def test_gates_between_pure_ops_are_opened() -> None:
+    """And those of updates, and fetched ones, stay."""
+    net = Net()
+    for name in ("a", "b", "c"):
+        net.add(name, "Relu", ["x"], (BATCH, 16))
+    net.nodes.append(Node("gate", "NoOp", [], control=["a", "b"], outputs=0))
+    net.nodes.append(Node("fetched", "NoOp", [], control=["gate", "c"], outputs=0))
+    net.nodes.append(Node("behind", "Identity", [TensorId("a")], control=["gate"], outputs=1))
+    graph = Graph(net.nodes, net.specs, net.constants)
+    opened, rewrites = with_open_gates(graph, [node.name for node in net.nodes], {"fetched"})
+    assert [rewrite.name for rewrite in rewrites] == ["gate"]
+    assert set(opened["behind"].control) == {"a", "b"}
+    assert set(opened["fetched"].control) == {"a", "b", "c"}
+    assert "gate" not in opened.nodes
+    assert "gate" in graph.nodes
+
+
+def test_what_users_hold_stays_and_runs_again_in_each_piece() -> None:
+    net = Net()
+    net.add("inner", "Relu", ["x"], (BATCH, 16))
+    net.add("held", "Tanh", ["inner"], (BATCH, 16))
+    net.add("outer", "Relu", ["held"], (BATCH, 16))
+    found = separable(Graph(net.nodes, net.specs, net.constants), [node.name for node in net.nodes], BATCH)
+    users = Users(held=frozenset({"held"}), read=frozenset({TensorId("outer")}))
+    plan = plan_of(found, [(frozenset({"inner", "held", "outer"}), frozenset())], 2, (), users)
+    (region,) = plan.regions
+    assert region.members == ("inner", "outer")
+    assert region.again == ("held",)
+    assert region.exits == (TensorId("inner"), TensorId("outer"))
+
+
+def test_slots_that_are_never_read_by_name_are_in_use() -> None:
+    """An optimizer's moments are behind handles that only its updates read."""
+    handle = TensorSpec("resource", 0, (), TensorSpec("float32", 4, (100,)))
+    graph = Graph([Node("m", "VarHandleOp", [], outputs=1)], {TensorId("m"): handle}, {})
+    assert held(graph) == 400

@@ -64,17 +64,19 @@ class LiveEditor:
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
         """Restore the edges if an error leaves the block. Inserted ops stay, but no op reads them: TensorFlow cannot
-        remove an op from a graph.
+        remove an op from a graph. An error that leaves a block around this one restores these edges as well.
         """
-        self._undo = []
+        before, self._undo = self._undo, []
         try:
             yield
         except Exception:
-            for undo in reversed(self._undo):
+            done, self._undo = self._undo, []
+            for undo in reversed(done):
                 undo()
+            self._undo = []
             raise
         finally:
-            self._undo = []
+            self._undo = [*before, *self._undo]
 
     def insert(
         self,

@@ -7,22 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 from graph_passes import pipeline
+from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import FusionWhy
-from graph_passes.errors import GraphError
+from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.graph import serde
 from graph_passes.graph.graph_source import Source
 from graph_passes.graph.ir import Graph, TensorId, parse_input
 from graph_passes.graph.rewrite import Rewrite, applied, apply_rewrites
+from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.passes.recurrent.plan import Needs
 from graph_passes.pipeline import RECURRENT, PassOutcome, PassPhase, run_passes
+from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report
+from graph_passes.splitting import with_split
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import require_feeds, unique
 from tfmem.capture.gradient_check import step_gradient_fault
 from tfmem.capture.inserted_gradients import gradients
 from tfmem.capture.live_editor import LiveEditor, capture_graph
 from tfmem.capture.strategies import other_replicas
+from tfmem.frontends.live_split import divide_live, trains_if_evaluated
 from tfmem.kernels.fusion_needs import fusion_needs, sinks
 from tfmem.kernels.recurrent import with_kernels
 from tfmem.kernels.replace_recurrent import recurrent_plan, with_replacements
@@ -31,6 +36,7 @@ from tfmem.runtime.faults import is_fault
 from tfmem.steps.after_grappler import stitch, unobserved, unstitched
 from tfmem.steps.static_planning import plan_unobserved, within_budget
 
+FETCHED = "a tensor of the parts in pieces that fetches does not name is computed on the whole batch if it is fetched"
 REPORT = "_tfmem_report"  # the attribute in which objects that are not tfmem's own keep their report
 
 
@@ -85,13 +91,14 @@ class _LiveStep:
         self._loss = loss
         self._fetches = fetches
 
-    def read(self) -> pipeline.Step:
+    def read(self, graph: Graph | None = None, creation_order: Sequence[str] = ()) -> pipeline.Step:
         loss, fetches = self._loss, self._fetches
         run = [*fetches, *([loss.name] if loss is not None and fetches else [])]
-        graph = self._source.read()
+        graph = self._source.read() if graph is None else graph
         step = pipeline.Step.of_session(
             graph,
             run,
+            creation_order=creation_order,
             fetches=[parse_input(name)[0] for name in fetches],
             loss=_identity(loss),
             merging=self._engine.settings.merges,
@@ -101,17 +108,56 @@ class _LiveStep:
         return replace(step, shared=step.shared or other_replicas())
 
     def make(self, step: pipeline.Step) -> tuple[None, Report]:
-        options, name = self._engine.settings.options.offload, type(self._graph).__name__
-        timeline, plan = plan_unobserved(step, self._engine)
-        assert plan is not None  # there is a budget
-        device = self._engine.settings.target.description
-        found = pipeline.describe(step, timeline, plan, options.policy, graph=name, device=device)
-        self._engine.notices.warn_of_losses(found)
-        if plan.moves:
-            pipeline.edit_step(step, timeline, plan, options)
-            with self._editor.undone_on_error():
-                pipeline.edit_step(step, timeline, plan, options, editor=self._editor, spill_key=self._engine.spill_key)
+        try:
+            timeline, plan = plan_unobserved(step, self._engine)
+        except InfeasibleBudgetError as error:
+            found = self._divided(step)
+            if isinstance(found, Refusal):
+                raise error.with_split(str(found)) from error
+            return None, found
+        found = self._described(step, timeline, plan)
+        if plan is not None and plan.moves:
+            self._edit(step, timeline, plan)
         return None, found
+
+    def _described(
+        self, step: pipeline.Step, timeline: Timeline, plan: OffloadPlan | None, notes: Sequence[str] = ()
+    ) -> Report:
+        assert plan is not None  # there is a budget
+        options, name = self._engine.settings.options.offload, type(self._graph).__name__
+        device = self._engine.settings.target.description
+        found = pipeline.describe(step, timeline, plan, options.policy, graph=name, device=device, notes=notes)
+        self._engine.notices.warn_of_losses(found)
+        return found
+
+    def _edit(self, step: pipeline.Step, timeline: Timeline, plan: OffloadPlan) -> None:
+        options, spill_key = self._engine.settings.options.offload, self._engine.spill_key
+        pipeline.edit_step(step, timeline, plan, options)
+        with self._editor.undone_on_error():
+            pipeline.edit_step(step, timeline, plan, options, editor=self._editor, spill_key=spill_key)
+
+    def _divided(self, step: pipeline.Step) -> Report | Refusal:
+        """The report of the step with parts that run on pieces of the batch, or why there are none."""
+        engine = self._engine
+        if self._graph.building_function or self._loss is not None:
+            return Reason.SPLIT_IN_PLACE(kind=type(self._graph).__name__)
+        if is_split(self._graph):
+            return Reason.SPLIT_AGAIN()
+        if open_feeds := _open_feeds(self._graph, engine.settings.options.input_shapes or {}):
+            return Reason.SPLIT_OPEN(names=", ".join(open_feeds))
+        found = divide_live(self._source.read(), step, self.read, engine)
+        if isinstance(found, Refusal):
+            return found
+        timeline, plan = plan_unobserved(found.step, engine, found.budget)
+        assert plan is not None  # there is a budget
+        ordered = pipeline.edit_step(found.step, timeline, plan, engine.settings.options.offload)
+        if refused := trains_if_evaluated(found, ordered):
+            return refused
+        report = replace(self._described(found.step, timeline, plan, (FETCHED,)), budget=engine.settings.budget)
+        with self._editor.undone_on_error():
+            self._source.carry_out(found.given, found.rewrites)
+            self._edit(found.step, timeline, plan)
+        return with_split(report, found.split, bool(plan.moves))
 
 
 class _LiveSource:
@@ -162,10 +208,14 @@ class _LiveSource:
         self, graph: Graph, rewrites: Sequence[Rewrite], check: Callable[[Graph], object]
     ) -> Mapping[str, Exception]:
         _, errors = applied(rewrites, graph, check)  # tried on a copy first
+        self.carry_out(graph, [each for each in rewrites if each.name not in errors])
+        return errors
+
+    def carry_out(self, graph: Graph, rewrites: Sequence[Rewrite]) -> None:
+        """Edit the live graph by rewrites of `graph`, which were tried on a copy."""
         self._graph = None
         with self._editor.undone_on_error():
-            apply_rewrites([each for each in rewrites if each.name not in errors], graph, self._editor)
-        return errors
+            apply_rewrites(rewrites, graph, self._editor)
 
 
 def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> RecurrentPlan:
@@ -192,7 +242,7 @@ def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> Recurren
 
 def _stitched(graph: Any, source: _LiveSource, engine: Engine, fetches: Sequence[str], found: Report) -> Report:
     """Stitch regions in place, where nothing moves and nothing more of the graph is to come; the report of both."""
-    if found.transfers:
+    if found.transfers or found.splits:
         return unstitched(found, engine, FusionWhy.PLANNED)
     if graph.building_function:
         return unstitched(found, engine, FusionWhy.TRACED)
@@ -201,6 +251,17 @@ def _stitched(graph: Any, source: _LiveSource, engine: Engine, fetches: Sequence
     roots = unique([*(parse_input(name)[0].node for name in fetches), *sinks(read)])
     needs = fusion_needs(feeds, engine.settings.target, engine.settings.options, roots, in_place=True)
     return unobserved(found, stitch(source, engine, needs))
+
+
+def is_split(graph: Any) -> bool:
+    """Whether a step of the graph runs on pieces of the batch already."""
+    report = getattr(graph, REPORT, None)
+    return report is not None and bool(report.splits)
+
+
+def _open_feeds(graph: Any, input_shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The inputs of which users said sizes that the graph itself leaves open."""
+    return [name for name in input_shapes if not graph.get_tensor_by_name(f"{name}:0").shape.is_fully_defined()]
 
 
 def _read(graph: Any, input_shapes: Mapping[str, tuple[int, ...]], functions: bool) -> Graph:

@@ -30,28 +30,36 @@ from tfmem.steps.after_grappler import grappled, grappled_to_stitch, stitched, u
 Made = TypeVar("Made")
 
 
-def plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, OffloadPlan | None]:
+def plan_unobserved(
+    step: pipeline.Step, engine: Engine, budget: int | None = None
+) -> tuple[Timeline, OffloadPlan | None]:
     """Plan a step that will not be observed, workspace estimated; no plan if there is no budget.
 
     Of two plans the faster is taken: one leaves each convolution the workspace that it would take, and one what is
     left, which may slow some of them down by less than the first plan's copies.
 
+    Args:
+        step: the step.
+        engine: device and options.
+        budget: bytes; by default the user's.
+
     Raises:
         BudgetError: no plan meets the budget, even if convolutions get by without workspace.
     """
+    budget = engine.settings.budget if budget is None else budget
     try:
-        return _plan_unobserved(step, engine)
+        return _plan_unobserved(step, engine, budget)
     except InfeasibleBudgetError:
         if not engine.memory.reclaimed():
             raise
-    return _plan_unobserved(step, engine)
+    return _plan_unobserved(step, engine, budget)
 
 
-def _plan_unobserved(step: pipeline.Step, engine: Engine) -> tuple[Timeline, OffloadPlan | None]:
+def _plan_unobserved(step: pipeline.Step, engine: Engine, budget: int | None) -> tuple[Timeline, OffloadPlan | None]:
     least = step.timeline(engine.estimate(workspace=False))
-    if engine.settings.budget is None:
+    if budget is None:
         return least, None
-    budget, offload = engine.settings.budget, engine.settings.options.offload
+    offload = engine.settings.options.offload
     generous = step.timeline(engine.estimate(workspace=True)) if engine.settings.target.is_gpu else least
 
     def planned(timeline: Timeline) -> OffloadPlan:
@@ -108,8 +116,6 @@ def within_budget(
             return make(step)
     except NOT_PLANNABLE as error:
         return unplanned, left_alone(engine, found, error, replaced)
-    except InfeasibleBudgetError as error:
-        raise error.with_split(str(Reason.SPLIT_IN_PLACE(kind=name))) from error
     except Exception as error:
         if not is_fault(error, reading=step is None):
             raise
@@ -181,7 +187,10 @@ class _GraphDefStep:
         )
 
     def make(self, step: pipeline.Step) -> tuple[Captured, Report]:
-        timeline, plan = plan_unobserved(step, self._engine)
+        try:
+            timeline, plan = plan_unobserved(step, self._engine)
+        except InfeasibleBudgetError as error:
+            raise error.with_split(str(Reason.SPLIT_IN_PLACE(kind="GraphDef"))) from error
         assert plan is not None  # there is a budget
         options, device = self._engine.settings.options.offload, self._engine.settings.target.description
         found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)

@@ -111,7 +111,11 @@ def held(graph: Graph, below: int | None = None) -> int:
     for node in graph:
         if node.op == "ReadVariableOp":
             found[node.inputs[0]] = graph.nbytes(TensorId(node.name))
-        elif node.op in ops.EXTERNAL and node.op != "VarHandleOp":
+        elif node.op == "VarHandleOp":  # an optimizer's slots are written, and never read, by name
+            handle = graph.specs.get(TensorId(node.name))
+            behind = handle.behind if handle is not None else None
+            found.setdefault(TensorId(node.name), (behind.nbytes or 0) if behind is not None else 0)
+        elif node.op in ops.EXTERNAL:
             found.update((tensor, graph.nbytes(tensor)) for tensor in graph.tensors(node))
     return sum(nbytes for nbytes in found.values() if below is None or nbytes < below)
 

@@ -51,7 +51,8 @@ def build_timeline(
     held = {result: root for root, (found, _) in together.items() for result in _left_behind(graph, root, found)}
     given = [each for name in order if graph[name].op in ops.LOOPS for each in handed(graph, graph[name])]
     still = {tensor for name in kept for tensor in graph.tensors(graph[name])}
-    owner = _owners(graph, order, position, {*held, *(each.tensor for each in given), *still})
+    never = {*held, *(each.tensor for each in given), *still}
+    owner, over_rows = _owners(graph, order, position, never)
     owner.update((tensor, root) for root, (found, _) in together.items() for tensor in found)
     carried = passed_on(graph, lists, order)
     owner.update((tensor, first) for tensor, (first, _) in carried.items())
@@ -68,7 +69,16 @@ def build_timeline(
     firsts = {(owner[each.list], owner[each.tensor]) for each in given if each.counted}
 
     def uses_of(root: TensorId) -> set[int]:
-        return {place for view in shared[root] for place in _uses(graph, position, view)}
+        """Positions that read a buffer; while a slice that shares its memory lives, all of them."""
+        found = set[int]()
+        for use in (use for view in shared[root] for use in graph.uses(view)):
+            found.add(position[use.node])
+            if ops.shares_rows(graph[use.node]):
+                rows = TensorId(use.node)
+                inside = (owner[each] for each in over_rows.get(rows, ()))
+                last = max((place for each in (rows, *inside) for place in uses_of(each)), default=position[use.node])
+                found.update(range(position[use.node], last + 1))
+        return found
 
     fetched = set(fetches)
     only_updates = frozenset(position[name] for name in update_only(graph, order))
@@ -130,16 +140,6 @@ def build_timeline(
     return Timeline(steps, known.with_chains(), turn, costs.base(graph), only_updates)
 
 
-def _uses(graph: Graph, position: Mapping[str, int], tensor: TensorId) -> set[int]:
-    """Positions that read a tensor; while a slice that shares its memory lives, all of them."""
-    found = {position[use.node] for use in graph.uses(tensor)}
-    for use in graph.uses(tensor):
-        if ops.shares_rows(graph[use.node]):
-            read = [position[each] for each in graph.readers(graph[use.node])]
-            found.update(range(position[use.node], max(read, default=position[use.node]) + 1))
-    return found
-
-
 def update_only(graph: Graph, order: Sequence[str]) -> set[str]:
     """The ops between a weight's gradient and its update: whatever they make reaches nothing but updates.
 
@@ -162,9 +162,11 @@ def _left_behind(graph: Graph, root: TensorId, lists: Collection[TensorId]) -> t
 
 def _owners(
     graph: Graph, order: Sequence[str], position: Mapping[str, int], held: Container[TensorId]
-) -> dict[TensorId, TensorId]:
-    """For each tensor, the output that allocated its buffer; nothing is written over what is `held`."""
+) -> tuple[dict[TensorId, TensorId], dict[TensorId, list[TensorId]]]:
+    """For each tensor, the output that allocated its buffer; nothing is written over what is `held`. And for each slice
+    that shares memory, what TensorFlow writes over it once nothing else holds what it slices: all of that stays."""
     owner: dict[TensorId, TensorId] = {}
+    over_rows: dict[TensorId, list[TensorId]] = {}
     last_use: dict[TensorId, int] = {}
     for name in order:
         for tensor in graph.tensors(graph[name]):
@@ -186,11 +188,13 @@ def _owners(
             for tensor in node.inputs:
                 root = owner[tensor]
                 kept = root in held or ops.passed(graph, tensor, ops.VIEWS) in held
-                if not kept and last_use[root] == position[name] and _reusable(graph, root, output, node):
+                if ops.shares_rows(graph[root.node]) and graph.nbytes(root) == graph.nbytes(output):
+                    over_rows.setdefault(root, []).append(output)
+                elif not kept and last_use[root] == position[name] and _reusable(graph, root, output, node):
                     owner[output] = root
                     last_use[root] = last_use[output]
                     break
-    return owner
+    return owner, over_rows
 
 
 def _reusable(graph: Graph, root: TensorId, output: TensorId, node: Node) -> bool:

@@ -22,18 +22,29 @@ def is_layer(graph: Graph, node: Node) -> bool:
 
 
 def has_gradient(graph: Graph) -> bool:
-    """Whether the graph differentiates: by its ops' types, or because what a layer reads is multiplied once more; or
-    because a function that it calls does, or takes from a list what another loop put in. A region may hold it."""
+    """Whether the graph differentiates: see `gradient_ops`; or because a function that it calls does, or takes from a
+    list what another loop put in. A region may hold it."""
+    if any(node.op in ("TensorListPopBack", ops.FUSION_OP) for node in graph) or gradient_ops(graph):
+        return True
+    return any(has_gradient(function.graph) for function in graph.functions.values())
+
+
+def gradient_ops(graph: Graph) -> list[str]:
+    """Ops that make gradients, by their types, or because they multiply what a layer reads once more. Ops without
+    either mark lie before these and behind them."""
     read: set[TensorId] = set()
-    multiplied: set[TensorId] = set()
+    multiplied: dict[str, set[TensorId]] = {}
+    found = []
     for node in graph:
-        if "Grad" in node.op or "Backprop" in node.op or node.op in ("TensorListPopBack", ops.FUSION_OP):
-            return True
-        if node.op in ops.PRODUCTS:
+        if "Grad" in node.op or "Backprop" in node.op:
+            found.append(node.name)
+        elif node.op in ops.PRODUCTS:
             activations = {source(graph, tensor) for tensor in node.inputs if not reads_variable(graph, tensor)}
-            (read if is_layer(graph, node) else multiplied).update(activations)
-    inside = (has_gradient(function.graph) for function in graph.functions.values())
-    return not read.isdisjoint(multiplied) or any(inside)
+            if is_layer(graph, node):
+                read |= activations
+            else:
+                multiplied[node.name] = activations
+    return found + [name for name, activations in multiplied.items() if not read.isdisjoint(activations)]
 
 
 def reads_variable(graph: Graph, tensor: TensorId) -> bool:

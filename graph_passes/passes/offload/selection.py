@@ -198,6 +198,14 @@ def in_use(timeline: Timeline) -> str:
     return f". {timeline.base:,} of these are in use before the step: its variables, and whatever else is in memory"
 
 
+def filled(timeline: Timeline, budget: int) -> int:
+    """Bytes of `budget` that the tensors may take, where a peak is not measured before the step stays as it is: all of
+    it, but on a CPU what is left if chunks that they do not fill take the rest."""
+    if not timeline.counted or budget <= timeline.base:
+        return budget
+    return timeline.base + int((budget - timeline.base) / (1 + CHUNKS))
+
+
 def unfilled(timeline: Timeline, moves: Sequence[Move]) -> int:
     """Bytes that an allocator of whole chunks may count under `moves`, beyond the tensors in them.
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, TensorId
-from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan, plan_of, plan_of_devices
+from graph_passes.passes.split.split_regions import NO_USERS, BatchDivision, SplitPlan, Users, plan_of, plan_of_devices
 from graph_passes.refusals import Reason, Refusal
 
 MOST_PIECES = 32
@@ -79,6 +79,7 @@ class SplitNeeds:
         known: of a step of one device the division that an earlier process chose: it is taken where the step can run
             so within the budget. None to choose one.
         measured: whether the known one was measured to meet the budget: then it is not planned to find out.
+        users: what else reads tensors of the step.
     """
 
     order: Sequence[str]
@@ -89,6 +90,7 @@ class SplitNeeds:
     faster_than: float = field(default=float("inf"))
     known: BatchDivision | None = None
     measured: bool = False
+    users: Users = NO_USERS
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def _as_known(graph: Graph, needs: SplitNeeds, known: BatchDivision) -> SplitCho
         if not can_run or not more <= again(found, members) or not seen.isdisjoint(members):
             return SplitChoice(refused=Reason.SPLIT_NO_REGION())
         seen |= members
-    plan = plan_of(found, parts, known.count, needs.fetched)
+    plan = plan_of(found, parts, known.count, needs.fetched, needs.users)
     if needs.measured:
         return SplitChoice(plan)
     trial = needs.trial(plan)
@@ -177,7 +179,9 @@ def _fastest(found: Sequence[Separable], parts: Sequence[Sequence[Sequence[Part]
         before = least
         for each in parts[: most - tried]:
             devices = zip(found, each, strict=True)
-            plan = plan_of_devices([plan_of(one, regions, count, needs.fetched) for one, regions in devices])
+            plan = plan_of_devices(
+                [plan_of(one, regions, count, needs.fetched, needs.users) for one, regions in devices]
+            )
             trial, tried = needs.trial(plan), tried + 1
             least = min(least, trial.least)
             if trial.seconds is not None and trial.seconds < needs.faster_than:

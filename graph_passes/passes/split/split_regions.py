@@ -58,6 +58,22 @@ class SplitPlan:
 
 
 @dataclass(frozen=True)
+class Users:
+    """What else reads tensors of a step, where the graph that it is part of stays.
+
+    Attributes:
+        held: names of ops whose results users fetch: they stay, and read what the pieces leave.
+        read: tensors that ops beside the step read.
+    """
+
+    held: frozenset[str] = frozenset()
+    read: frozenset[TensorId] = frozenset()
+
+
+NO_USERS = Users()
+
+
+@dataclass(frozen=True)
 class BatchDivision:
     """What names a split plan of a given graph: another process makes the same plan of it.
 
@@ -101,11 +117,18 @@ def plan_of(
     parts: Sequence[tuple[Collection[str], Collection[str]]],
     count: int,
     fetched: Collection[TensorId],
+    users: Users = NO_USERS,
 ) -> SplitPlan:
     """The plan that runs `parts`, each of (members, ops that run again), in `count` pieces."""
     regions, pieces = [], sizes_of_pieces(found.batch, count)
+    if users.held:  # each piece runs these again
+        parts = [
+            (left, frozenset(again) | frozenset(members) & users.held)
+            for members, again in parts
+            if (left := frozenset(members) - users.held)
+        ]
     for number, (members, again) in enumerate(parts):
-        exits = _exits(found, members, parts, fetched)
+        exits = _exits(found, members, parts, users.read.union(fetched))
         ordered, more = (tuple(name for name in found.order if name in names) for names in (members, again))
         regions.append(SplitRegion(f"split_{number}", pieces, ordered, more, exits, found))
     return SplitPlan(tuple(regions), frozenset(fetched))

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes.errors import AlreadyOptimizedError
 from graph_passes.refusals import Reason
 from tests.tf.memory_in_use import in_use
 from tests.tf.split_steps import close
@@ -180,10 +181,12 @@ def test_a_step_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         close([session.run("loss:0", program.fed)], [plain.run("loss:0", given.fed)], 1e-5)
 
 
-def test_another_batch_is_refused() -> None:
+def test_another_batch_and_another_split_are_refused() -> None:
     """By TensorFlow, where the graph says how many examples there are; else by tfmem, which leaves the graph alone."""
     program = Program()
     divided(program, in_use() + 4 * MIB)
+    with pytest.raises(AlreadyOptimizedError):
+        tfmem.optimize(program.graph, memory_budget=in_use() + 8 * MIB)
     with closing(program.session()) as session, pytest.raises(ValueError, match="Cannot feed value of shape"):
         session.run("train", {name: value[:32] for name, value in program.fed.items()})
     program = Program(batch=None)

@@ -9,7 +9,7 @@ from typing import Any
 from graph_passes import pipeline
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import FusionWhy
-from graph_passes.errors import GraphError, InfeasibleBudgetError
+from graph_passes.errors import AlreadyOptimizedError, GraphError, InfeasibleBudgetError
 from graph_passes.graph import serde
 from graph_passes.graph.graph_source import Source
 from graph_passes.graph.ir import Graph, TensorId, parse_input
@@ -52,9 +52,12 @@ def optimize_live(graph: Any, engine: Engine, loss: Any | None = None, fetches: 
             updates of weights if not given.
 
     Raises:
+        AlreadyOptimizedError: its step was split before.
         GraphInUseError: a session ran the graph.
         GraphError: no fetches are given, and there are several training steps.
     """
+    if _is_split(graph):
+        raise AlreadyOptimizedError("the graph's step was split along the batch before; give the original graph")
     editor, name = LiveEditor(graph), type(graph).__name__
     source = _LiveSource(graph, editor, fetches, engine.settings.options.input_shapes)
     replacements = _replace_layers(graph, source, engine)
@@ -141,8 +144,6 @@ class _LiveStep:
         engine = self._engine
         if self._graph.building_function or self._loss is not None:
             return Reason.SPLIT_IN_PLACE(kind=type(self._graph).__name__)
-        if is_split(self._graph):
-            return Reason.SPLIT_AGAIN()
         if open_feeds := _open_feeds(self._graph, engine.settings.options.input_shapes or {}):
             return Reason.SPLIT_OPEN(names=", ".join(open_feeds))
         found = divide_live(self._source.read(), step, self.read, engine)
@@ -253,7 +254,7 @@ def _stitched(graph: Any, source: _LiveSource, engine: Engine, fetches: Sequence
     return unobserved(found, stitch(source, engine, needs))
 
 
-def is_split(graph: Any) -> bool:
+def _is_split(graph: Any) -> bool:
     """Whether a step of the graph runs on pieces of the batch already."""
     report = getattr(graph, REPORT, None)
     return report is not None and bool(report.splits)

@@ -21,7 +21,7 @@ from graph_passes.passes.offload.lanes import LanePlan, Pool, lane_shares, plan_
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import LARGE, SplitEstimate, SplitLane, SplitNeeds
-from graph_passes.passes.split.split_regions import SplitPlan
+from graph_passes.passes.split.split_regions import BatchDivision, SplitPlan
 from graph_passes.pipeline import Step
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.splitting import CLEARLY, SplitStep, divided, over_budget, read_again
@@ -34,6 +34,7 @@ def split_lanes(
     default: str,
     options: OffloadOptions,
     rate: float = 0.0,
+    known: Sequence[BatchDivision] = (),
 ) -> SplitStep | Refusal:
     """The fastest division of all lanes that meets the budgets of their pools, or why there is none.
 
@@ -44,6 +45,7 @@ def split_lanes(
         default: the device of ops that name none.
         options: of the memory plans.
         rate: see `split_step`.
+        known: of each lane the division that another worker chose: this one, or none; () to choose one.
     """
     if options.split == "never":
         return Reason.SPLIT_NEVER()
@@ -80,7 +82,8 @@ def split_lanes(
         SplitLane(lane.timeline.turn, over_budget(lane.timeline, lane.budget, options), lane.device) for lane in shares
     ]
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
-    found = divided(step, SplitNeeds(step.order, step.fetches, lanes, budget, trial, faster_than))
+    needs = SplitNeeds(step.order, step.fetches, lanes, budget, trial, faster_than, known, only=bool(known))
+    found = divided(step, needs)
     if isinstance(found, Refusal):
         return found
     peaks = {lane.device: lane.timeline.peak for lane in shares}

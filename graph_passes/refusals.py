@@ -341,6 +341,7 @@ class Reason(Enum):
         "{spare} bytes of the budget stay free for the CPU's allocator, for a session is not measured; then {why}",
     )
     SPLIT_UPDATES = "split", "'{node}' is computed before the gradients, and would wait for an update of variables"
+    SPLIT_KNOWN = "split", "its ops cannot run in the {count} pieces that another process chose"
     SPLIT_OVER = "split", "no division into up to {count} pieces meets the budget; the best needs {least} bytes"
 
     # Offload: why a tensor stays in device memory

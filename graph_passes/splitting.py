@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from custom_ops.background import go_on
@@ -36,6 +36,7 @@ class SplitStep:
         peak_before: bytes that the unmodified step needs, by estimate.
         seconds_before: how long it takes, by estimate.
         peaks_before: of a step of several devices, bytes that each needs, as its nodes name it.
+        note: what a report says of why it is split; "" for nothing.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class SplitStep:
     peak_before: int = 0
     seconds_before: float = 0.0
     peaks_before: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
 
 
 def split_step(
@@ -53,7 +55,7 @@ def split_step(
     budget: int,
     options: OffloadOptions,
     rate: float = 0.0,
-    known: BatchDivision | None = None,
+    known: Sequence[BatchDivision] = (),
     measured: bool = False,
     users: Users = NO_USERS,
 ) -> SplitStep | Refusal:
@@ -67,7 +69,7 @@ def split_step(
         options: of the memory plan.
         rate: share of the unlimited rate that the step keeps with nothing split: a split has to be clearly faster; 0 if
             the step does not run so.
-        known: the division that an earlier process chose; None where none did. Another is chosen where it fails.
+        known: the division that an earlier process chose; () where none did. Another is chosen where it fails.
         measured: whether the known one was measured to meet the budget: it is carried out, or none is.
         users: what else reads tensors of the step.
     """

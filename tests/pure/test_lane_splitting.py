@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from graph_passes.lane_splitting import split_lanes
 from graph_passes.passes.offload.lanes import LanePlan, Pool, plan_lanes
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.split.apply import split_graph
-from graph_passes.passes.split.split_regions import Exactness, SplitPlan, plan_of, plan_of_devices
+from graph_passes.passes.split.split_regions import BatchDivision, Exactness, SplitPlan, plan_of, plan_of_devices
 from graph_passes.pipeline import Step
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.splitting import CLEARLY, SplitStep
@@ -112,11 +113,17 @@ def test_pieces_and_moves_of_each_lane(share: float, seed: int, borders: str) ->
     require_equal(edit_lanes(step, plans, OPTIONS), graph, seed)
 
 
-def splits(graph: Graph, *budgets: int | None, option: Any = "needed", rate: float = 0.0) -> SplitStep | Refusal:
+def splits(
+    graph: Graph,
+    *budgets: int | None,
+    option: Any = "needed",
+    rate: float = 0.0,
+    known: tuple[BatchDivision, ...] = (),
+) -> SplitStep | Refusal:
     step = Step.read(graph, fetches=[TensorId("losses")])
     pools = [Pool(f"GPU:{lane}", (device(lane),), budget) for lane, budget in enumerate(budgets)]
     options = OffloadOptions(split=option, reuse_distance=1)
-    return split_lanes(step, lambda each: each.timeline(UNIT), pools, device(0), options, rate)
+    return split_lanes(step, lambda each: each.timeline(UNIT), pools, device(0), options, rate, known)
 
 
 def after(found: SplitStep, *budgets: int) -> tuple[LanePlan, ...]:
@@ -180,6 +187,50 @@ def test_replicas_have_as_many_pieces_where_their_batches_differ() -> None:
     assert (sum(by_lane[device(0)]), sum(by_lane[device(1)])) == (1024, 1021)
     assert len(by_lane[device(0)]) == len(by_lane[device(1)])
     require_equal(found.graph, graph)
+
+
+def test_another_worker_runs_the_same_pieces() -> None:
+    """With room for the whole step, and with batches of other sizes."""
+    graph = batched_step(NET, WIDE)
+    budget = refused_below(graph) - 1
+    found = splits(graph, budget, budget)
+    assert isinstance(found, SplitStep)
+    known = BatchDivision.of(found.plan)
+    assert len(known) == 2
+    other = batched_step(Batches(NET.widths, NET.skips, NET.borders, (1023, 1021), 2), WIDE)
+    for step, batches in ((graph, (1024, 1024)), (other, (1023, 1021))):
+        there = splits(step, 1 << 40, 1 << 40, known=known)
+        assert isinstance(there, SplitStep)
+        assert [region.members for region in there.plan.regions] == [region.members for region in found.plan.regions]
+        assert [region.again for region in there.plan.regions] == [region.again for region in found.plan.regions]
+        assert {len(region.pieces) for region in there.plan.regions} == {known[0].count}
+        assert {sum(region.pieces) for region in there.plan.regions} == set(batches)
+        require_equal(there.graph, step)
+
+
+def test_pieces_of_another_worker_that_cannot_run_here_are_refused() -> None:
+    """No other division takes their place, since the other worker would not run it."""
+    graph = batched_step(NET, WIDE)
+    budget = refused_below(graph) - 1
+    found = splits(graph, budget, budget)
+    assert isinstance(found, SplitStep)
+    first, second = BatchDivision.of(found.plan)
+    (members, more), *others = second.parts
+    count = second.count
+    for wrong in (
+        replace(second, parts=(((*members, "elsewhere"), more), *others)),  # an op that is not here
+        replace(second, parts=((members[::2], more), *others)),  # a path leads out and back in
+        replace(second, parts=((members, (*more, "c1/1")), *others)),  # an op that no piece may run again
+        replace(second, parts=((members, more), (members, more))),  # an op in two parts
+        replace(second, count=1025),  # more pieces than examples
+    ):
+        refused = splits(graph, budget, budget, known=(first, wrong))
+        expected = Reason.SPLIT_DEVICE(device=device(1), why=str(Reason.SPLIT_KNOWN(count=wrong.count)))
+        assert refused == expected
+    assert splits(graph, budget, budget, known=(first,)) == Reason.SPLIT_KNOWN(count=count)
+    refused = splits(graph, budget, base(graph) + 1, known=(first, second))
+    assert isinstance(refused, Refusal)
+    assert refused.reason is Reason.SPLIT_OVER
 
 
 def test_if_one_device_cannot_be_split_none_is() -> None:

@@ -32,6 +32,7 @@ from tests.tf.in_workers_of_keras import (
     plans_of_models_differ,
 )
 from tests.tf.in_workers_over_budget import OVER_BUDGET
+from tests.tf.in_workers_splits import MODELS, OTHER_SPLITS, SPLITS
 from tests.tf.in_workers_stitched import (
     LEFT,
     NO_ROOM,
@@ -209,6 +210,10 @@ CASES = {
     "over_budget": OVER_BUDGET,
     "stitched": (*STITCHED, a_model_is_stitched),
     "trials": TRIALS,
+    "splits": SPLITS,
+    "other_splits": OTHER_SPLITS,
+    "models_in_pieces": MODELS,
+    "two_devices_in_pieces": SPLITS[:2],
     "regions_are_left": LEFT,
     "regions_have_no_room": NO_ROOM,
     "two_devices": TWO_DEVICES,

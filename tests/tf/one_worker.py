@@ -55,9 +55,11 @@ class Worker:
         assert report.decision.startswith("unchanged: fits"), report
         self.scarce = round(0.8 * report.peak_before)
 
-    def optimized(self, function: Any, budget: int | None, **changes: Any) -> OptimizedFunction:
+    def optimized(
+        self, function: Any, budget: int | None, offload: tfmem.OffloadOptions | None = None, **changes: Any
+    ) -> OptimizedFunction:
         """What `tfmem.optimize` gives, with other `Workers`."""
-        spill = tfmem.OffloadOptions(spill_directory=self.folder)
+        spill = replace(offload or tfmem.OffloadOptions(), spill_directory=self.folder)
         engine = make_engine(tfmem.Options(memory_budget=budget, cache_directory="", offload=spill), called=True)
         return OptimizedFunction(tf.function(function), replace(engine, workers=replace(engine.workers, **changes)))
 

@@ -23,7 +23,7 @@ from tfmem.api import make_engine
 from tfmem.options import Options
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.estimate import TimedCosts
-from tfmem.steps import planning, replicas, splits
+from tfmem.steps import planning, replicas, settling, splits
 from tfmem.steps.lane_trials import LaneTrial, best_of, same, worth_running
 from tfmem.steps.replicas import (
     budgets_on_devices,
@@ -206,7 +206,7 @@ def test_regions_without_a_plan_are_refused_where_a_step_without_them_is_left(mu
         job = mock.MagicMock()
         state = Given(function=None, report=job.report)
         job.trace.step.graph = Graph([Node("fusion_0", "TfmemFusion" if regions else "MatMul")])
-        job.engine.settings.must_fit = must_fit
+        job.engine.settings.must_fit, job.waits = must_fit, False
         job.trace.split, job.trace.divide.return_value = None, Reason.SPLIT_AGAIN()
         job.trace.step.shared = "'all' (CollectiveReduceV2) waits for other replicas"
         refused = InfeasibleBudgetError("too small", 9, "op")
@@ -214,8 +214,8 @@ def test_regions_without_a_plan_are_refused_where_a_step_without_them_is_left(mu
             mock.patch.object(planning, "budgets_on_devices"),
             mock.patch.object(planning, "undivided", return_value=""),
             mock.patch.object(planning, "plan_replicas", side_effect=refused),
-            mock.patch.object(planning, "left") as left,
-            mock.patch.object(planning, "replace"),
+            mock.patch.object(settling, "left") as left,
+            mock.patch.object(settling, "replace"),
             pytest.raises(InfeasibleBudgetError) if must_fit or regions else nullcontext(),
         ):
             planning._of_replicas(job, state, 1)
@@ -313,7 +313,7 @@ def test_devices_whose_ops_are_all_in_a_loop_are_not_planned_one_by_one(
 
 
 @pytest.mark.parametrize("waits", ["", "'reduce0/0' (CollectiveReduceV2)"])
-def test_a_step_of_several_workers_is_not_split(waits: str) -> None:
+def test_a_step_of_workers_that_cannot_agree_is_not_split(waits: str) -> None:
     engine, step = (
         make_engine(Options(memory_budget="1GiB", cache_directory="")),
         Step.read(on_cpus(training_step(NET))),
@@ -326,7 +326,7 @@ def test_a_step_of_several_workers_is_not_split(waits: str) -> None:
 
 @pytest.mark.parametrize("waits", ["", "'reduce0/0' (CollectiveReduceV2)"])
 def test_slow_moves_of_several_workers_say_why_no_split_is_looked_for(waits: str) -> None:
-    """A step of one process is divided to see whether that is faster; for several, all would have to agree."""
+    """A step of one process is divided to see whether that is faster; workers would have to try it together."""
     options = Options(memory_budget="1GiB", cache_directory="", offload=OffloadOptions(split="faster"))
     engine, step = make_engine(options), Step.read(on_cpus(training_step(NET)))
     plans = plan_replicas(step, engine, {"CPU:0": scarce(step, engine)})
@@ -335,5 +335,5 @@ def test_slow_moves_of_several_workers_say_why_no_split_is_looked_for(waits: str
         mock.patch.object(replicas, "waits_for_others", return_value=waits),
     ):
         notes = describe_replicas(step, plans, engine, "train").notes
-    said = [note for note in notes if str(note).startswith("not split along the batch: other devices take part")]
+    said = [note for note in notes if str(note).startswith("not split along the batch: workers run pieces only where")]
     assert len(said) == bool(waits)

@@ -22,12 +22,13 @@ from typing import Any
 import pytest
 
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
+from graph_passes.passes.split.split_regions import BatchDivision
 from tfmem.runtime.workers import Board, Workers
 from tfmem.steps import agreed_fusion, agreed_peaks, agreed_trials
 from tfmem.steps.agreed_fusion import FusionFinding, Offer, Wish, finding_of_all, offer_of_all, wish_of_all
 from tfmem.steps.agreed_trials import Tried
-from tfmem.steps.agreement import Record, WorkersVerdict, agree, publish, verdict_of
 from tfmem.steps.lane_trials import TrialOutcome, best_number
+from tfmem.steps.worker_records import Proposal, Record, WorkersVerdict, agree, publish, verdict_of
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
 SAID = "\nequal\n"  # a worker that ends first makes TensorFlow write of it in the other one
@@ -107,6 +108,7 @@ def _results(cases: str, folder: Path, free: list[str]) -> list[tuple[int, str]]
     "cases",
     [
         "agreeing",
+        "splits",
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
@@ -116,6 +118,9 @@ def _results(cases: str, folder: Path, free: list[str]) -> list[tuple[int, str]]
                 "regions_are_left",
                 "regions_have_no_room",
                 "two_devices",
+                "other_splits",
+                "models_in_pieces",
+                "two_devices_in_pieces",
                 "models_of_tf_keras_train",
                 "plans_of_models_differ",
                 "the_disk_of_a_worker_is_full",
@@ -188,6 +193,47 @@ def test_all_raise_what_one_worker_has_to_change() -> None:
         assert verdict == WorkersVerdict(failed=TASKS[pair.index(INFEASIBLE)], error=INFEASIBLE)
         assert WorkersVerdict.read(verdict.text) == verdict
     assert verdict_of(dict(zip(TASKS, (INFEASIBLE, more), strict=True)), 5).error == more
+
+
+FEW, MANY = Proposal(4, "few"), Proposal(8, "many")
+
+
+@pytest.mark.parametrize(
+    ("second", "divisions", "failed"),
+    [
+        (FITS, {TASKS[0]: FEW}, 0),
+        (replace(INFEASIBLE, proposal=FEW), {TASKS[0]: FEW}, 0),  # the same pieces are tried once
+        (replace(INFEASIBLE, proposal=MANY), {TASKS[1]: MANY, TASKS[0]: FEW}, 0),  # the larger number comes first
+        (replace(INFEASIBLE, proposal=MANY, smallest_budget=13), {TASKS[1]: MANY, TASKS[0]: FEW}, 1),
+        (replace(INFEASIBLE, smallest_budget=1), {}, 1),  # no pieces help it
+        (replace(FITS, why="cuDNN"), {}, 0),
+        (replace(FITS, why="cuDNN", error="HostMemoryError"), {}, 0),
+    ],
+)
+def test_all_try_the_pieces_that_one_needs(second: Record, divisions: dict[str, Proposal], failed: int) -> None:
+    first = replace(INFEASIBLE, proposal=FEW)
+    verdict = verdict_of(dict(zip(TASKS, (first, second), strict=True)), 5)
+    assert list(verdict.divisions.items()) == list(divisions.items())
+    assert verdict.failed == TASKS[failed]
+    assert WorkersVerdict.read(verdict.text) == verdict
+    assert Record.read(first.text) == first
+    other = replace(second, version="tfmem 2")
+    assert not verdict_of(dict(zip(TASKS, (first, other), strict=True)), 5).divisions  # it may know of no pieces
+
+
+def test_a_worker_without_a_budget_of_the_user_proposes_pieces_too() -> None:
+    """Where none serves, all run the unmodified step."""
+    first = replace(FITS, why="no plan", proposal=FEW)
+    verdict = verdict_of(dict(zip(TASKS, (first, FITS), strict=True)), 5)
+    assert verdict.divisions == {TASKS[0]: FEW}
+    assert verdict.plain.startswith("/job:worker/task:0 cannot plan the step (no plan)")
+
+
+def test_a_proposal_is_read_as_it_was_made() -> None:
+    division = BatchDivision(64, 4, ((("a", "b"), ("c",)), (("d",), ())))
+    found = Proposal.of((division, division))
+    assert found.pieces == 4
+    assert found.read() == (division, division)
 
 
 OVER = agreed_peaks.Said({"GPU:1": 1000})

@@ -22,8 +22,9 @@ from graph_passes.passes.fuse.plan import FusionPlan
 from tfmem.devices import conditions, instructions
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.workers import Board
-from tfmem.steps.agreement import Record, digest, exchange, meets_others, publish
+from tfmem.steps.agreement import digest, meets_others
 from tfmem.steps.trace import Trace
+from tfmem.steps.worker_records import Record, exchange, publish
 
 _WISH, _OFFER, _FINDING = "fusion", "regions", "findings"  # parts of keys on the board
 

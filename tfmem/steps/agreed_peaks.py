@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from tfmem.runtime.workers import Board
-from tfmem.steps.agreement import exchange, unmoved
+from tfmem.steps.agreement import unmoved
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.replicas import measured_replicas, replanned
 from tfmem.steps.settling import left
 from tfmem.steps.states import StepState, WatchingTogether
 from tfmem.steps.trials import CPU_RETRIES
+from tfmem.steps.worker_records import exchange
 
 CALLS = 4  # that are watched; the first has cuDNN's trying of algorithms in it, and does not count
 
@@ -46,7 +47,7 @@ class PeaksVerdict:
     """What all workers do.
 
     Attributes:
-        plain: why all run the step as TensorFlow has it; "" if they do not.
+        plain: why all run the step without moves; "" if they do not.
         stays: why each goes on with the plan that it has, unwatched; "" if nothing keeps them from planning again.
         again: who runs a plan for less from now on, and why; all watch their peaks again. "" where none does.
     """
@@ -170,9 +171,10 @@ def following(
 
 
 def _plain(job: Job, state: WatchingTogether, why: str) -> Transition[StepState]:
-    """The step as TensorFlow has it, which goes on with the random numbers of what ran."""
-    job.engine.notices.warn("workers", f"{job.trace.name} runs unchanged on all workers", why)
-    report = unmoved(state.report, job.budget)
-    notes = (*report.notes, f"unchanged on all workers: {why}")
+    """The step without moves, as TensorFlow has it or in pieces, with the random numbers of what ran."""
+    what = "unchanged" if job.trace.split is None else "in pieces and without moves"
+    job.engine.notices.warn("workers", f"{job.trace.name} runs {what} on all workers", why)
+    report = unmoved(state.report, job.budget, state.plans)
+    notes = (*report.notes, f"{what} on all workers: {why}")
     state = replace(state, function=job.trace.unmoved(), report=replace(report, notes=notes))
     return left(job, state, Event.FAULT)

@@ -19,11 +19,11 @@ from typing import Any
 from tfmem.runtime.workers import Board
 from tfmem.steps import agreed_peaks, measuring
 from tfmem.steps.agreed_peaks import CALLS, PeaksVerdict
-from tfmem.steps.agreement import exchange
 from tfmem.steps.job import Job
 from tfmem.steps.lane_trials import LaneTrial, TrialOutcome, best_number
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.states import Round, StepState, WatchingTogether
+from tfmem.steps.worker_records import exchange
 
 PROBED = 2  # calls with probes; kernels are made in the first, which does not count
 

@@ -63,6 +63,10 @@ class Job:
         """The state before anything is known."""
         return Given(function=self.trace.concrete, report=self.engine.settings.unplanned(self.trace.name))
 
+    def unplanned(self) -> Given:
+        """The state once recurrent layers were replaced."""
+        return replace(self.given(), function=self.trace.base, report=self.trace.unplanned())
+
     def noted(self, error: Exception, doing: str, instead: str) -> str:
         """The line of a report about an error that the step survives, of which the user is warned."""
         return error_note(self.engine.notices, self.trace.name, error, doing, instead)

@@ -110,7 +110,7 @@ def divide(job: Job) -> Refusal | None:
     kept = _found(job)
     if kept is not None and kept.division is not None:
         with suppress(Exception):  # whatever a file holds, another division takes its place
-            return job.trace.divide(job.limit, known=kept.division)
+            return job.trace.divide(job.limit, known=(kept.division,))
     return job.trace.divide(job.limit)
 
 
@@ -159,7 +159,7 @@ def _divided(job: Job, kept: KnownMoves) -> Trace:
     if kept.division is None:
         return trace
     with suppress(Exception):  # whatever a file holds, a new plan takes its place
-        trace.divide(job.limit, known=kept.division, measured=True)
+        trace.divide(job.limit, known=(kept.division,), measured=True)
     if not trace.divided_from:
         raise _StaleError("the step cannot be divided along the batch as it says")
     return trace
@@ -167,7 +167,7 @@ def _divided(job: Job, kept: KnownMoves) -> Trace:
 
 def _division(trace: Trace) -> BatchDivision | None:
     """How the trace divided the step; None if it did not. A fused step is one of a graph that was divided before."""
-    return BatchDivision.of(trace.split.plan) if trace.split is not None and trace.divided_from else None
+    return BatchDivision.of(trace.split.plan)[0] if trace.split is not None and trace.divided_from else None
 
 
 def keep(job: Job, timeline: Timeline, plan: OffloadPlan, report: Report) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.graph.ops import has_regions
 from graph_passes.passes.offload.options import Effort
 from graph_passes.plan_file import Plan
 from graph_passes.refusals import Reason
@@ -27,7 +26,7 @@ from tfmem.steps.replicas import (
     require_fitting,
     undivided,
 )
-from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle
+from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle, without_plan
 from tfmem.steps.states import Given, Planning, PlanSearch, StepState, Trying, Warming, Watching, WatchingTogether
 from tfmem.steps.trace import Trace
 from tfmem.steps.work import Work
@@ -45,7 +44,7 @@ def begin(job: Job) -> Transition[StepState]:
         return Transition(Event.DEFERRED, Planning(**vars(job.given()), work=work))
     board = job.engine.workers.board()
     if board is not None and meets_others(job.trace.concrete.graph):
-        return agreed(job, board, start)
+        return agreed(job, board, start, again)
     return start(job)
 
 
@@ -95,6 +94,11 @@ def start(job: Job) -> Transition[StepState]:
         if not is_fault(error, reading):
             raise
         return job.told(left_unchanged(job, state, error, job.trace.estimated_peak()))
+
+
+def again(job: Job) -> Transition[StepState]:
+    """Plan a step that all workers have divided. Raises what `start` raises."""
+    return job.told(begun(job, job.unplanned(), job.limit))
 
 
 def _with_layers(job: Job) -> Given:
@@ -224,14 +228,12 @@ def _of_replicas(job: Job, state: StepState, budget: int) -> Transition[StepStat
     try:
         plans = plan_replicas(job.trace.step, job.engine, budgets, effort=effort)
     except InfeasibleBudgetError as found:
+        if job.waits:  # all workers divide it, or none does
+            raise
         refused = Reason.SPLIT_AGAIN() if job.trace.split else job.trace.divide(budget)
         if refused is None:
             return _of_replicas(job, state, budget)
-        error = found if job.trace.split else found.with_split(str(refused))
-        if job.engine.settings.must_fit or has_regions(job.trace.step.graph):  # without regions there is a plan
-            raise error from found
-        notes = (*state.report.notes, f"memory was not planned: {error}")
-        return left(job, replace(state, report=replace(state.report, notes=notes)))
+        return without_plan(job, state, found if job.trace.split else found.with_split(str(refused)))
     probing = probes_of(plans, job.run) if timed and any(each.plan.moves for each in plans) else ()
     function = job.trace.build_lanes(plans, probing, final=job.waits and not watched)
     report = job.trace.describe_lanes(plans)

@@ -32,7 +32,6 @@ from graph_passes.graph.ir import Graph, Node, integer
 from graph_passes.passes.offload.lanes import LanePlan, Pool, plan_lanes, pools_of, tighter_margins
 from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import Probing
-from graph_passes.refusals import Reason
 from graph_passes.report import Report, measured
 from graph_passes.splitting import CLEARLY, SplitStep, with_split
 from tfmem.device_names import allocator_of
@@ -256,6 +255,7 @@ def describe_replicas(
     fullest = _fullest(devices)
     first = next(report for report in reports if report.device == fullest.device)
     stays = dict.fromkeys(note for report in reports for note in report.notes)
+    about_split = _not_split(step, engine, reports) if split is None else [split.note] if split.note else []
     return replace(
         first,
         device=f"{len(plans)} x {engine.settings.target.description}",
@@ -268,18 +268,19 @@ def describe_replicas(
         bytes_in_predicted=sum(found.bytes_in for found in devices),
         transfers=tuple(record for report in reports for record in report.transfers),
         devices=tuple(devices),
-        notes=(_TIMED if timed else _ESTIMATED, *(() if split else _not_split(step, engine, reports)), *stays),
+        notes=(_TIMED if timed else _ESTIMATED, *about_split, *stays),
     )
 
 
 def _not_split(step: pipeline.Step, engine: Engine, reports: Sequence[Report]) -> list[str]:
-    """A note where a step of one process would be divided to see whether that is faster."""
+    """A note where a step of one process would be divided to see whether that is faster. Workers would have to try it
+    together, and to agree on what they measured."""
     if not engine.settings.splits_by_time or not waits_for_others(step.graph):
         return []
     rates = [report.verdict.rate for report in reports if report.transfers and report.verdict is not None]
     if min(rates, default=1.0) > CLEARLY:
         return []
-    return [f"not split along the batch: {Reason.SPLIT_SHARED(detail=step.shared)}"]
+    return ["not split along the batch: workers run pieces only where no moves meet a budget, and not to be faster"]
 
 
 def replanned(

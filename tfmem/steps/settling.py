@@ -7,6 +7,8 @@ from dataclasses import replace
 from graph_passes.analysis.memory.simulate import uncounted
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Missed
+from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.graph.ops import has_regions
 from graph_passes.passes.offload.plan import OffloadPlan
 from tfmem.runtime.faults import is_fault, left_by_fault
 from tfmem.steps.job import Job
@@ -108,6 +110,24 @@ def left(job: Job, state: StepState, event: Event = Event.UNWATCHED) -> Transiti
         function=state.function, report=state.report, notes=state.notes, kept=state.kept, unchanged=unchanged
     )
     return Transition(event, placed)
+
+
+def without_plan(job: Job, state: StepState, error: InfeasibleBudgetError) -> Transition[StepState]:
+    """What follows where no plan meets the budgets of a step of replicas, and none has to: it runs as it is.
+
+    Args:
+        job: the trace.
+        state: what was known.
+        error: why there is no plan.
+
+    Raises:
+        InfeasibleBudgetError: `error`, if the user gave a budget, or the step has regions: without these there is a
+            plan.
+    """
+    if job.engine.settings.must_fit or has_regions(job.trace.step.graph):
+        raise error
+    notes = (*state.report.notes, f"memory was not planned: {error}")
+    return left(job, replace(state, report=replace(state.report, notes=notes)))
 
 
 def left_unchanged(job: Job, state: StepState, error: Exception, peak: int | None) -> Transition[StepState]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from graph_passes.analysis.cost.model import CostModel
 from graph_passes.analysis.peers import lanes
@@ -22,7 +22,7 @@ def split_under(
     rate: float = 0.0,
     costs: CostModel | None = None,
     in_use: Mapping[str, int] | None = None,
-    known: BatchDivision | None = None,
+    known: Sequence[BatchDivision] = (),
     measured: bool = False,
 ) -> SplitStep | Refusal:
     """The fastest division of a step that meets the budget, or why there is none.
@@ -34,16 +34,17 @@ def split_under(
         rate: share of the unlimited rate that the step keeps with nothing split; see `split_step`.
         costs: of its ops; by default an estimate, with the memory that is in use now.
         in_use: bytes by allocator that are taken while no step of several devices runs; by default what is in use now.
-        known, measured: of a step of one device the division that an earlier process chose; see `split_step`.
+        known: of each device the division that another process chose; see `split_step` and `split_lanes`.
+        measured: of a step of one device; see `split_step`.
     """
     options, graph = engine.settings.options.offload, step.graph
     if not step.shared:
         by = costs or engine.estimate(workspace=False)
         return split_step(step, lambda each: each.timeline(by), engine.link, budget, options, rate, known, measured)
-    if waits_for_others(graph):  # workers agree on moves, and not on what they divide
+    if waits_for_others(graph) and engine.workers.board() is None:  # they could not agree
         return Reason.SPLIT_SHARED(detail=step.shared)
     by = costs or estimated(engine)
     in_use = in_use_on_devices(graph, engine) if in_use is None else in_use
     pools = pools_under(graph, engine, budgets_on_devices(step, engine), {}, in_use)
     default = next(iter(lanes(graph)), "")
-    return split_lanes(step, lambda each: each.timeline(by), pools, default, options, rate)
+    return split_lanes(step, lambda each: each.timeline(by), pools, default, options, rate, known)

@@ -76,10 +76,11 @@ class SplitNeeds:
         budget: bytes.
         trial: plans the memory of a step that is split.
         faster_than: seconds that a split step has to stay below.
-        known: of a step of one device the division that an earlier process chose: it is taken where the step can run
-            so within the budget. None to choose one.
+        known: of each lane the division that another process chose: it is taken where the step can run so within the
+            budget. () to choose one.
         measured: whether the known one was measured to meet the budget: then it is not planned to find out.
         users: what else reads tensors of the step.
+        only: whether no other division takes the place of the known one.
     """
 
     order: Sequence[str]
@@ -88,9 +89,10 @@ class SplitNeeds:
     budget: int
     trial: Callable[[SplitPlan], SplitEstimate]
     faster_than: float = field(default=float("inf"))
-    known: BatchDivision | None = None
+    known: Sequence[BatchDivision] = ()
     measured: bool = False
     users: Users = NO_USERS
+    only: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,9 @@ class SplitChoice:
 def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]:
     """The fastest split that meets the budget, of those that were tried; or the known one, where that serves."""
     graph = source.read()
-    if needs.known is not None:
-        choice = _as_known(graph, needs, needs.known)
-        if needs.measured or choice.plan is not None:
+    if needs.known:
+        choice = _as_known(graph, needs)
+        if needs.measured or needs.only or choice.plan is not None:
             return choice, graph
     found: list[Separable] = []
     parts: list[dict[str, tuple[Part, ...]]] = []
@@ -130,24 +132,48 @@ def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]
     return _fastest(found, [[each[kind] for each in parts] for kind in kinds], needs), graph
 
 
-def _as_known(graph: Graph, needs: SplitNeeds, known: BatchDivision) -> SplitChoice:
-    """The plan of a known division, if the ops that it names can run so, and within the budget."""
-    fetched = {tensor.node for tensor in needs.fetched}
-    found = separable(graph, needs.order, known.batch, fetched, needs.lanes[0].device)
-    parts = [(frozenset(members), frozenset(more)) for members, more in known.parts]
-    seen: set[str] = set()
-    for members, more in parts:
-        can_run = members <= found.rules.keys() and convex(found, members) == members
-        if not can_run or not more <= again(found, members) or not seen.isdisjoint(members):
-            return SplitChoice(refused=Reason.SPLIT_NO_REGION())
-        seen |= members
-    plan = plan_of(found, parts, known.count, needs.fetched, needs.users)
+def _as_known(graph: Graph, needs: SplitNeeds) -> SplitChoice:
+    """The plan of the known divisions, if the ops that they name can run so, and within the budget."""
+    if len(needs.known) != len(needs.lanes):
+        return SplitChoice(refused=Reason.SPLIT_KNOWN(count=needs.known[0].count))
+    plans = []
+    for lane, known in zip(needs.lanes, needs.known, strict=True):
+        one = _carried_out(graph, needs, lane, known)
+        if one is None:
+            return SplitChoice(refused=_refused(lane, Reason.SPLIT_KNOWN(count=known.count)))
+        plans.append(one)
+    plan = plan_of_devices(plans)
     if needs.measured:
         return SplitChoice(plan)
     trial = needs.trial(plan)
+    if trial.least == LARGE:
+        return SplitChoice(refused=Reason.SPLIT_WAITS())
     if trial.seconds is None or trial.seconds >= needs.faster_than:
-        return SplitChoice(refused=Reason.SPLIT_OVER(count=known.count, least=f"{trial.least:,}"), least=trial.least)
+        count = needs.known[0].count
+        return SplitChoice(refused=Reason.SPLIT_OVER(count=count, least=f"{trial.least:,}"), least=trial.least)
     return SplitChoice(plan, least=trial.least)
+
+
+def _carried_out(graph: Graph, needs: SplitNeeds, lane: SplitLane, known: BatchDivision) -> SplitPlan | None:
+    """The plan of a device that a known division is; None if its ops cannot run so. Another worker, which the division
+    was made for, may have more or fewer examples."""
+    fetched = {tensor.node for tensor in needs.fetched}
+    parts = [(frozenset(members), frozenset(more)) for members, more in known.parts]
+    if sum(len(members) for members, _ in parts) > len(frozenset().union(*(members for members, _ in parts))):
+        return None  # an op in two parts
+
+    def can_run(found: Separable) -> bool:
+        return all(
+            members <= found.rules.keys() and convex(found, members) == members and more <= again(found, members)
+            for members, more in parts
+        )
+
+    sizes = (known.batch, *(batches(graph)[:_BATCHES] if needs.only else ()))
+    for batch in dict.fromkeys(sizes):
+        found = separable(graph, needs.order, batch, fetched, lane.device)
+        if known.count <= batch and can_run(found):
+            return plan_of(found, parts, known.count, needs.fetched, needs.users)
+    return None
 
 
 def _refused(lane: SplitLane, why: Refusal) -> Refusal:

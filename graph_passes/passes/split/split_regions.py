@@ -75,7 +75,7 @@ NO_USERS = Users()
 
 @dataclass(frozen=True)
 class BatchDivision:
-    """What names a split plan of a given graph: another process makes the same plan of it.
+    """What names a split plan of a device of a given graph: another process makes the same plan of it.
 
     Attributes:
         batch: how many examples there are.
@@ -88,10 +88,15 @@ class BatchDivision:
     parts: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
     @classmethod
-    def of(cls, plan: SplitPlan) -> BatchDivision:
-        """The division that a plan of one device is; one with regions."""
-        first = plan.regions[0]  # all have the same pieces
-        return cls(sum(first.pieces), len(first.pieces), tuple((each.members, each.again) for each in plan.regions))
+    def of(cls, plan: SplitPlan) -> tuple[BatchDivision, ...]:
+        """The division of each device that a plan is of; one with regions."""
+        devices: dict[int, list[SplitRegion]] = {}
+        for region in plan.regions:
+            devices.setdefault(id(region.separable), []).append(region)
+        return tuple(
+            cls(sum(first.pieces), len(first.pieces), tuple((each.members, each.again) for each in (first, *others)))
+            for first, *others in devices.values()  # all have the same pieces
+        )
 
     @classmethod
     def read(cls, found: Any) -> BatchDivision:

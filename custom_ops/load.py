@@ -312,4 +312,5 @@ def load() -> Library:
     recurrent_op.register_gradient(ops)
     fusion_gradient.register_gradient()
     dynamic_op.register_gradient(ops)
+    tf.no_gradient("TfmemStepDraws")  # numbers that are drawn depend on no other numbers
     return Library(path, ops, functions)

@@ -150,8 +150,15 @@ class Reason(Enum):
     STEP_DRAWS = (
         "recurrent",
         (
-            "'{node}' ({op}) draws from a seed of each step; expected a known number of steps, {most} at most; "
-            "fix the length, or draw in front of the loop"
+            "'{node}' ({op}) draws from a seed of each step; a GPU, and a loop that states end, need a known count, "
+            "{most} at most; draw in front of the loop"
+        ),
+    )
+    DRAWS_ROOM = (
+        "recurrent",
+        (
+            "'{node}' ({op}) draws {shape} in each step, which may fill the memory for over {most} steps; read or "
+            "write an item of that rank in each step"
         ),
     )
     STEP_FAILS = "recurrent", "'{node}' ({op}) may fail in a step behind the loop's end; compute it before the loop"

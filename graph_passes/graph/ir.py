@@ -65,7 +65,7 @@ class Code:
 
 
 Scalar: TypeAlias = bool | int | float | str | bytes | DataType | Code
-AttrValue: TypeAlias = Scalar | Shape | Literal | tuple[Scalar, ...]
+AttrValue: TypeAlias = Scalar | Shape | Literal | tuple[Scalar, ...] | tuple[Shape, ...]
 
 
 @dataclass(frozen=True)

@@ -287,8 +287,8 @@ def printing(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]
 
 
 def mixing(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) -> tuple[TensorId, TensorId]:
-    rolled = body.op("rolled", "Roll", body.op("inputs", "MatMul", x, given["W"]))
-    new = body.op("new", "AddV2", rolled, body.op("hidden", "MatMul", h, given["R"]))
+    factor = body.op("factor", "Cholesky", body.op("inputs", "MatMul", x, given["W"]))
+    new = body.op("new", "AddV2", factor, body.op("hidden", "MatMul", h, given["R"]))
     return new, new
 
 
@@ -302,7 +302,7 @@ def narrow(body: Builder, x: TensorId, h: TensorId, given: dict[str, TensorId]) 
     [
         (unknown, "Less", "'new' is a Cholesky, which no op of a cell computes"),
         (printing, "Less", r"'print' \(PrintV2\) has side effects"),
-        (mixing, "Less", r"'rolled' \(Roll\) is not known to treat the rows"),
+        (mixing, "Less", r"'factor' \(Cholesky\) is not known to treat the rows"),
         (narrow, "Less", r"'new' \(MatMul\) makes a state of 1 columns"),
         (plain, "NotEqual", r"the loop goes on while 'less' \(NotEqual\)"),
     ],

@@ -131,12 +131,7 @@ STEPS: dict[Reason, Step] = {
     ),
     Reason.SHAPE_CHECK: new("EnsureShape", state, shape=(7, UNITS)),
     Reason.STATE_COLUMNS: (lambda b, x, h, g: (h, JOINED(b, x, h, g))),
-    Reason.ROWS_UNALIKE: new("AddV2", made("rolled", "Roll", WX), made("hidden", "MatMul", state, weight("R"))),
-    Reason.STEP_DRAWS: new(
-        "AddV2",
-        made("drawn", "StatelessRandomUniform", WX, shape=(UNITS,)),
-        made("hidden", "MatMul", state, weight("R")),
-    ),
+    Reason.ROWS_UNALIKE: new("AddV2", made("other", "Cholesky", WX), made("hidden", "MatMul", state, weight("R"))),
     Reason.RANK_UNKNOWN: new("AddV2", made("unknown", "Tanh", state, shape=None), state),
     Reason.NOT_A_NUMBER: new("Mul", state, made("odd", "Cast", item, shape=(None, UNITS), dtype="variant")),
     Reason.MATRIX_DTYPE: new("MatMul", state, made("half", "Cast", weight("R"), shape=(UNITS, UNITS), dtype="int32")),

@@ -21,6 +21,7 @@ OPS += ["StatelessWhile", "PartitionedCall", "Case", "Merge", "Switch", "Enter",
 OPS += ["ReadVariableOp", "VarHandleOp", "AssignSubVariableOp", "Conv2D", "FusedBatchNormV3", "Pack", "Unpack", "Split"]
 OPS += ["MemOpOffload", "MemOpAwait", "MemOpProbe", "TfmemRecurrent", "TfmemMatMul", "_Arg", "_Retval", "Reshape"]
 OPS += ["TensorListStack", "TensorListReserve", "CudnnRNNV3", "Shape", "Cast", "Concat", "ConcatV2", "StridedSlice"]
+OPS += ["TfmemStepDraws"]
 TYPES = [0, 1, 2, 3, 4, 7, 9, 10, 14, 19, 20, 21, 23, 100, 101, 999]
 MARKS = ["_output_shapes", "_class", "_XlaMustCompile", "_tfmem_report", "_handle_shapes", "shape"]
 MARKS += ["_handle_dtypes", "_lower_using_switch_merge", "T", "_num_original_outputs", "api_implements", "_noinline"]

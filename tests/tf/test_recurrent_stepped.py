@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from graph_passes.passes.recurrent.lower.hoist import MOST_STEPS
 from tests.tf.recurrent_training import INPUTS, STEPS, TOLERANCE, UNITS, numbers
 
 L = keras.layers
@@ -90,17 +89,6 @@ def test_keras_random_in_a_cell(draw: Any, training: bool, backwards: bool) -> N
     report = check(step, state, tf.constant(numbers(BATCH, STEPS, INPUTS)))
     assert len(report.replaced) == 1
     assert not report.not_replaced
-
-
-@pytest.mark.parametrize("steps", [MOST_STEPS, MOST_STEPS + 1])
-def test_long_loops_that_draw(steps: int) -> None:
-    cell = Drawing(zoneout)
-    layer = L.RNN(cell)
-    layer.build((None, steps, INPUTS))
-    step = tf.function(lambda x: (layer(x),))
-    report = check(step, cell.seeds.state.value, tf.constant(numbers(BATCH, steps, INPUTS)))
-    assert bool(report.replaced) == (steps <= MOST_STEPS)
-    assert all("draws from a seed of each step" in line for line in report.not_replaced)
 
 
 def test_fit() -> None:
@@ -200,11 +188,3 @@ def test_other_assignments_stay(change: Any, dtype: Any, bound: bool) -> None:
     report = check(run, variable, tf.constant(numbers(BATCH, STEPS, INPUTS)))
     assert not report.replaced
     assert "assigns a variable" in report.not_replaced[0]
-
-
-def test_more_steps_than_ops_are_written_for() -> None:
-    layer = L.RNN(Drawing(zoneout))
-    layer.build((None, None, INPUTS))
-    run = tf.function(lambda x: layer(x), input_signature=[tf.TensorSpec([BATCH, None, INPUTS])])  # noqa: PLW0108
-    report = check(run, layer.cell.seeds.state.value, tf.constant(numbers(BATCH, STEPS, INPUTS)))
-    assert "expected a known number of steps" in report.not_replaced[0]

@@ -236,6 +236,7 @@ def _replace_layers(graph: Any, source: _LiveSource, engine: Engine) -> Recurren
         lambda plan: with_kernels(plan, engine.settings.target, engine.settings.options),
         in_place=True,
         traced=graph.building_function,
+        unrolls_draws=engine.settings.target.is_gpu,
     )
     done = run_passes(PassPhase.BEFORE_GRAPPLER, engine.settings.passes, source, {RECURRENT.name: lambda _: needs})
     return recurrent_plan(done) if done else RecurrentPlan()

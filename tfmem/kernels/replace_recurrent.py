@@ -71,6 +71,7 @@ def replace_recurrent(
             fuse_biases=final and target.is_gpu,
             exits=step_gradient_exits,
             slow=None if target.is_gpu else slower_on_cpu,
+            unrolls_draws=target.is_gpu,
         )
 
     def products(done: Mapping[str, PassOutcome[Any]]) -> matmul.Needs | None:

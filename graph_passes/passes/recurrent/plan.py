@@ -36,6 +36,7 @@ from graph_passes.passes.recurrent.find.step_gradients import Exits, RolledGradi
 from graph_passes.passes.recurrent.lower.bidirectional import paired
 from graph_passes.passes.recurrent.lower.cudnn import CUDNN, joinable_cudnn, match_cudnn
 from graph_passes.passes.recurrent.lower.read_loop import read_loop
+from graph_passes.passes.recurrent.lower.step_draws import unrolled
 from graph_passes.passes.recurrent.match import Joinable, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.train.plan_training import Check, Gradients, Slow, plan_training
 from graph_passes.refusals import Reason
@@ -57,6 +58,7 @@ class Needs:
         fuse_biases: whether products may add their biases, since no gradient will be taken.
         exits: see `find.step_gradients.Exits`; None: unrolled steps with their gradient stay.
         slow: see `train.plan.Slow`; None: nothing is.
+        unrolls_draws: whether the device has no kernel of `TfmemStepDraws`.
     """
 
     gradients: Gradients
@@ -68,6 +70,7 @@ class Needs:
     fuse_biases: bool = False
     exits: Exits | None = None
     slow: Slow | None = None
+    unrolls_draws: bool = False
 
 
 def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph]:
@@ -81,7 +84,9 @@ def plan_recurrent(source: Readable, needs: Needs) -> tuple[RecurrentPlan, Graph
         loops = rolled.loops if rolled else {}
         graph = rolled.graph if rolled and rolled.graph else graph
         of_steps = rolled.gradients if rolled else ()
-        plan = plan_whole(graph, keep, needs.gradients, needs.check, needs.traced, of_steps, needs.slow)
+        plan = plan_whole(
+            graph, keep, needs.gradients, needs.check, needs.traced, of_steps, needs.slow, needs.unrolls_draws
+        )
         if left.more(plan, loops):
             continue
         plan = needs.tune(plan)
@@ -154,6 +159,7 @@ def plan_whole(
     traced: bool = False,
     rolled: Sequence[RolledGradient] = (),
     slow: Slow | None = None,
+    unrolls_draws: bool = False,
 ) -> RecurrentPlan:
     """What to replace in `graph`: recurrences with their gradients, and those of inference.
 
@@ -162,6 +168,7 @@ def plan_whole(
         traced: whether the graph is a function's that is still being traced, and edited in place: an op with side
             effects, as a loop that reads variables is, would run there in any case.
         rolled, slow: see `plan_training`.
+        unrolls_draws: see `Needs`.
     """
     names = Names(graph)
     training = plan_training(graph, keep, gradients, check, names, rolled, slow)
@@ -183,6 +190,8 @@ def plan_whole(
     untrained += paired(graph, candidates, names, unmatched)
     matches = list(training.plan.matches)
     matches += attempted(unmatched, untrained, lambda match: without_zeros(graph, match, names))
+    if unrolls_draws:
+        matches = attempted(unmatched, matches, lambda match: unrolled(match, names))
     for match in [each for each in matches if traced and any(graph[name].op in EFFECTS for name in each.removed)]:
         matches.remove(match)
         unmatched.append(Unmatched(match.name, match.carrier, Reason.BEING_TRACED()))

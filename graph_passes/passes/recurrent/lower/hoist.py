@@ -21,17 +21,12 @@ from graph_passes.passes.recurrent.find.stepped_variables import Stepped
 from graph_passes.passes.recurrent.lower.layer_norm import normalised_operand
 from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue, static
 from graph_passes.passes.recurrent.lower.rowwise import column_range, is_elementwise, keeps_rows
+from graph_passes.passes.recurrent.lower.step_axes import of_all_steps
+from graph_passes.passes.recurrent.lower.step_draws import SEEDED, drawn_by_steps
 from graph_passes.passes.recurrent.lower.stepped_values import assigned, in_steps
 from graph_passes.passes.recurrent.lower.time_reversal import is_reversed, unreversed
 from graph_passes.refusals import Reason
 
-REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Any", "All"})
-STEP_BY_STEP = frozenset(
-    {"Pack", "Roll", "Cumsum", "Softmax", "StatelessRandomGetAlg", "StatelessRandomGetKeyCounter"}
-    | {f"StatelessRandom{kind}" for kind in ("NormalV2", "UniformV2", "UniformIntV2", "Normal", "Uniform")}
-    | {"StatelessTruncatedNormalV2"}
-)
-MOST_STEPS = 512  # for which an op is written for each; more were not measured
 _SHAPES = frozenset({"Shape", "Size", "Rank"})
 FIXED, STEP, STATE = 0, 1, 2
 
@@ -343,34 +338,16 @@ class Hoister:
         """What `node`, which does not treat rows alike, makes in every step: of each step by itself.
 
         Raises:
-            Unreadable: it does not reduce, and there are too many steps to write one op for each, or their number is
-                unknown.
+            Unreadable: it cannot be computed of all steps at once.
         """
-        prologue, count = self._prologue, self._prologue.time
-        axes = self._body.constants.get(node.inputs[1].node) if node.op in REDUCTIONS else None
-        if axes is not None:
-            value = operands[0]
-            moved = [int(axis) % len(value.shape) + 1 for axis in axes.reshape(-1)]
-            inputs = [prologue.steps(value), prologue.constant(SHAPE_DTYPE, (len(moved),), moved)]
-            attrs = copied(node) | {"Tidx": DataType(SHAPE_DTYPE)}
-            return self._value(tensor, prologue.emit(node.op, inputs, attrs, node.name), HoistedForm.STEPS)
-        if not isinstance(count, int) or not 0 < count <= MOST_STEPS or node.op not in STEP_BY_STEP:
-            draws = node.op in STEP_BY_STEP and node.op.startswith("Stateless")
-            raise Unreadable(Reason.STEP_DRAWS.of(node, most=MOST_STEPS) if draws else Reason.ROWS_UNALIKE.of(node))
-        items = [
-            (operand.tensor,) * count
-            if operand.form is HoistedForm.FIXED
-            else prologue.unpacked(prologue.steps(operand), operand.dtype, count)
-            for operand in operands
-        ]
-        made = [
-            prologue.emit(node.op, inputs, copied(node), node.name, node.outputs) for inputs in zip(*items, strict=True)
-        ]
-        for index in range(node.outputs):
-            output = TensorId(node.name, index)
-            dtype = self._body.specs[output].dtype
-            parts = [TensorId(each.node, index) for each in made]
-            self._done[output] = self._value(output, prologue.packed(parts, dtype), HoistedForm.STEPS)
+        outputs = [TensorId(node.name, index) for index in range(node.outputs)]
+        if node.op in SEEDED:
+            specs = [replace(self._body.specs[output], shape=self.shape(output)) for output in outputs]
+            made = drawn_by_steps(self._prologue, node, operands, specs)
+        else:
+            made = of_all_steps(self._body, self._prologue, node, operands)
+        for output in outputs:
+            self._done[output] = self._value(output, TensorId(made.node, output.index), HoistedForm.STEPS)
         return self._done[tensor]
 
     def _say_whose_parts(self, node: Node, whole: Hoisted) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from custom_ops.errors import CellError
-from graph_passes.graph.ir import Graph
+from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import checks_shape
 from graph_passes.graph.rewrite import Names
 from graph_passes.passes.recurrent.find.loops import Loop, Unreadable
 from graph_passes.passes.recurrent.lower.cell_states import CellForm
 from graph_passes.passes.recurrent.lower.ended import EndReader
 from graph_passes.passes.recurrent.lower.loop import RULES, LoopReader
+from graph_passes.passes.recurrent.lower.step_draws import require_few, require_room
 from graph_passes.passes.recurrent.match import Joinable
 from graph_passes.refusals import Reason
 
@@ -63,12 +64,31 @@ def read_in(
         Unreadable, CellError, ValueError: no cell of the form can express the loop.
     """
     reader = LoopReader(graph, loop, names, keep, form)
+    body, steps = reader.loop.body.graph, reader.prologue.time
     if not reader.variables.going:
-        return reader.read()
+        found = reader.read()
+        if not trains:  # the loop that trains keeps what each step drew
+            require_room(body, found.match.nodes, steps, _item_ranks(reader))
+        return found
     ending = EndReader(graph, loop, names, keep, form)
     if trains or ending.variables.stepped:  # what the steps assign is known before the launch
-        return LoopReader(graph, loop, names, keep, form, ending.count()).read()
-    return ending.read()
+        counted = ending.count()
+        require_few(body, counted.nodes, steps)
+        return LoopReader(graph, loop, names, keep, form, counted).read()
+    found = ending.read()
+    require_few(body, found.match.nodes, steps)
+    return found
+
+
+def _item_ranks(reader: LoopReader) -> Iterator[int]:
+    """The ranks of the items that steps read or write, each step another one."""
+    body = reader.loop.body.graph
+    written = [write.value for write in reader.writes.values() if write.every_step]
+    read = [TensorId(node.name) for node in body if reader.hoister.is_item(TensorId(node.name))]
+    for tensor in (*read, *written):
+        spec = body.specs.get(tensor)
+        if spec is not None and spec.shape is not None:
+            yield len(spec.shape)
 
 
 def _told(reasons: Sequence[Unreadable]) -> Unreadable:

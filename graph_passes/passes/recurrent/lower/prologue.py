@@ -184,11 +184,18 @@ class Prologue(Writer):
             return value.tensor
         return self.reshape(value.tensor, value.dtype, (-1, *static(value.shape[1:], "a value")))
 
+    def row(self, value: Hoisted) -> Hoisted:
+        """A vector of each step as the one row that meets all rows of a batch; anything else as it is."""
+        if value.form is HoistedForm.FIXED or len(value.shape) != 1 or value.shape[0] == 1 or self.batch == 1:
+            return value
+        shape = (1, *static(value.shape, "a vector"))
+        made = self.reshape(value.tensor, value.dtype, (self.time, *shape))
+        return Hoisted(made, HoistedForm.STEPS, shape, value.dtype)
+
     def fixed_rows(self, value: Hoisted) -> Hoisted:
         """A FIXED value at every step, FLAT."""
-        rank = len(value.shape)
-        dims = (self.time, self.rows(value), *static(value.shape[1:], "a value"))
-        spread = self.broadcast(value.tensor, value.dtype, dims) if rank else value.tensor
+        rest = (self.rows(value), *static(value.shape[1:], "a value")) if value.shape else ()
+        spread = self.broadcast(value.tensor, value.dtype, (self.time, *rest))
         return Hoisted(
             self.flat(Hoisted(spread, HoistedForm.STEPS, value.shape, value.dtype)),
             HoistedForm.FLAT,

@@ -9,7 +9,7 @@ from graph_passes.graph.ir import AttrValue, DataType, Graph, Node, TensorId, in
 from graph_passes.graph.ops import copied
 from graph_passes.graph.writer import SHAPE_DTYPE
 from graph_passes.passes.recurrent.find.loops import Unreadable
-from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue, static
+from graph_passes.passes.recurrent.lower.prologue import Hoisted, HoistedForm, Prologue
 from graph_passes.refusals import Reason
 
 _REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Any", "All"})
@@ -33,7 +33,8 @@ def of_all_steps(body: Graph, prologue: Prologue, node: Node, operands: Sequence
     attrs: dict[str, AttrValue | object] = dict(copied(node))
 
     def steps(place: int) -> TensorId:
-        return _steps(prologue, operands[place])
+        value = operands[place]
+        return prologue.steps(prologue.fixed_rows(value) if value.form is HoistedForm.FIXED else value)
 
     def behind(axes: Any) -> TensorId:
         """The axes of one step, where steps are in front; a scalar stays one."""
@@ -71,11 +72,3 @@ def of_all_steps(body: Graph, prologue: Prologue, node: Node, operands: Sequence
             return prologue.emit(node.op, [steps(0), *ends], kinds, node.name)
         case _:
             raise Unreadable(Reason.ROWS_UNALIKE.of(node))
-
-
-def _steps(prologue: Prologue, value: Hoisted) -> TensorId:
-    """`[time, ...]`, also of what is the same at every step."""
-    if value.form is not HoistedForm.FIXED:
-        return prologue.steps(value)
-    rest = () if not value.shape else (prologue.rows(value), *static(value.shape[1:], "a value"))
-    return prologue.broadcast(value.tensor, value.dtype, (prologue.time, *rest))

@@ -147,6 +147,12 @@ class CellReader:
             return (self.builder.constant(float(number or 0)),)
         return self.leaves.columns(self.hoister.hoisted(self._untiled(tensor)), layout)
 
+    def _row(self, tensor: TensorId, layout: ColumnLayout) -> tuple[int, ...]:
+        """The columns of what depends on no state; a vector of it has a number for each unit."""
+        if len(self.hoister.shape(tensor)) != 1 or is_finite(scalar_value(self._body, tensor)):
+            return self.columns(tensor, layout)
+        return self.leaves.columns(self.prologue.row(self.hoister.hoisted(tensor)), layout)
+
     def _untiled(self, tensor: TensorId) -> TensorId:
         """A mask of one number a row that was repeated for every unit: the mask."""
         source = passed(self._body, tensor, COPIES)
@@ -233,7 +239,7 @@ class CellReader:
         wide = self.hoister.shape(inside) == self.hoister.shape(tensor) and self._width(tensor) > 0
         if isinstance(value, JoinedColumns) or not wide or not shape or shape[-1] != self.hoister.shape(tensor)[-1]:
             return None
-        more = self.hoister.hoisted(outside)
+        more = self.prologue.row(self.hoister.hoisted(outside))
         if more.dtype != self.dtype:
             return None
         addend = more if value.addend is None else self._sum_outside(value.addend, more, node)
@@ -242,8 +248,9 @@ class CellReader:
     def _sum_outside(self, first: Hoisted, second: Hoisted, node: Node) -> Hoisted:
         rank = max(len(first.shape), len(second.shape))
         shape = max((first.shape, second.shape), key=len)
-        if rank == 2 and None in (first.shape[0], second.shape[0]):
-            shape = (None, shape[1])
+        if rank == 2:
+            rows = {value.shape[0] for value in (first, second) if len(value.shape) == 2} - {1}
+            shape = (rows.pop() if len(rows) == 1 else None if rows else 1, shape[1])
         return self.prologue.sum(first, second, shape, node.name)
 
     def _elementwise(self, node: Node, tensor: TensorId) -> Value:
@@ -251,17 +258,18 @@ class CellReader:
         for source in node.inputs:
             if self.hoister.level(source) == STATE:
                 self._value(source)  # the first reason is the best one
-        per_row = node.op == "Select"  # its condition may be one number a row, [batch]
+        layout, columns = self.layout(tensor), list[tuple[int, ...]]()
         for place, source in enumerate(node.inputs):
-            by_row = (per_row and place == 0) or (len(shape) == 1 and not self._is_one_row(shape))
+            chooses = node.op == "Select" and place == 0  # which may be one number a row, [batch]
+            by_row = chooses or (len(shape) == 1 and not self._is_one_row(shape))
             given = self.hoister.shape(source)
-            if len(given) == 1 and given != (1,) and by_row != self._is_batch_vector(source):
+            shared = len(shape) == 2 and not by_row and self.hoister.level(source) != STATE
+            if len(given) == 1 and given != (1,) and not shared and by_row != self._is_batch_vector(source):
                 raise Unreadable(Reason.CELL_MIXED.of(node, tensor=source))
-        layout = self.layout(tensor)
-        groups = [self._spread(self.columns(source, layout), max(count, 1), tensor) for source in node.inputs]
+            columns.append(self._row(source, layout) if shared else self.columns(source, layout))
+        groups = [self._spread(found, max(count, 1), tensor) for found in columns]
         made = tuple(lower(self.builder, node.op, node.attrs, arguments) for arguments in zip(*groups, strict=True))
-        if count == 0:
-            self.leaves.uniform.update(made)
+        self.leaves.uniform.update(made if count == 0 else ())
         return Value(made)
 
     def _is_batch_vector(self, tensor: TensorId) -> bool:

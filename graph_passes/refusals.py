@@ -78,7 +78,10 @@ class Reason(Enum):
     STATE_COMPLEX = "recurrent", "the state '{node}' is {dtype}; write its real and its imaginary part as two states"
     STATE_SINGLE = "recurrent", "the state '{node}' is one number, but other states have an unknown number of rows"
     STATE_UNITS = "recurrent", "the state '{node}' has {units} units; expected a known number above 0"
-    SIDE_EFFECTS = "recurrent", "'{node}' ({op}) has side effects, or is random, in every step"
+    SIDE_EFFECTS = (
+        "recurrent",
+        "'{node}' ({op}) has side effects, or is random, in every step; do that outside of the loop",
+    )
     LIST_CHANGED = "recurrent", "'{node}' ({op}) changes the list '{other}'; expected one write of an item in each step"
     STEP_ASSIGNS = (
         "recurrent",
@@ -145,7 +148,10 @@ class Reason(Enum):
     )
     INNER_LOOP = (
         "recurrent",
-        "'{node}' ({op}) is a loop inside of a step, not known to run at most {most} times; write its steps one by one",
+        (
+            "'{node}' ({op}) is a loop inside of a step, not known to run at most {most} times; fix that number, or "
+            "write the steps one by one"
+        ),
     )
     STEP_DRAWS = (
         "recurrent",
@@ -162,7 +168,10 @@ class Reason(Enum):
         ),
     )
     STEP_FAILS = "recurrent", "'{node}' ({op}) may fail in a step behind the loop's end; compute it before the loop"
-    ROWS_UNALIKE = "recurrent", "'{node}' ({op}) is not known to treat the rows of the batch alike"
+    ROWS_UNALIKE = (
+        "recurrent",
+        "'{node}' ({op}) is not known to treat the rows of the batch alike; compute it outside of the loop",
+    )
     ROWS_LOST = "recurrent", "'{node}' ({op}) does not keep the rows of the batch"
     PART_OF = "recurrent", "'{node}' ({op}) takes a part of {shape}"
     PART_RANGE = "recurrent", "'{node}' ({op}) does not take a fixed range of columns"

@@ -29,7 +29,8 @@ WORKERS ?= $(if $(wildcard /dev/nvidia0),0,2)
 # Tests are in the order of their files, and a process takes half of what another has not begun when it has none left:
 # few files are divided, so what a file prepares is prepared once or twice.
 LONG ?= none
-run_tests = $(python) -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Bytecode is kept, whatever the environment says: processes that tests start would each compile all of tfmem.
+run_tests = PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 test: build
 	$(run_tests) --long $(LONG) $(ARGS)

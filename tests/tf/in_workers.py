@@ -1,7 +1,6 @@
 """One of two workers of a MultiWorkerMirroredStrategy on this machine; says "equal" when all was well.
 
-Called with cases, the worker's number, a directory for spill files and the ports of both workers. A worker that hangs
-prints its stacks and ends.
+A worker that hangs prints its stacks and ends.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import json
 import os
 import resource
 import signal
-import sys
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -43,6 +43,7 @@ from tests.tf.in_workers_stitched import (
 )
 from tests.tf.in_workers_trials import TRIALS, a_trial_of_a_worker_fails, plans_are_tried_on_both
 from tests.tf.one_worker import Worker, digest, survives, tells
+from tests.tf.python_server import Ended, forked
 from tfmem.runtime.workers import Workers
 
 LIMIT = 200  # seconds of a case, beside others that keep the machine busy; what takes longer hangs
@@ -261,5 +262,7 @@ def main(cases: str, index: str, folder: str, *ports: str) -> None:
         os._exit(0)  # TensorFlow ends a process whose cluster has failed with an error
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def both(cases: str, folder: str, ports: Sequence[str]) -> list[Ended]:
+    """Both workers, each in a process; `ports` are those that both listen to."""
+    os.environ["TF_GRPC_REUSE_PORT"] = "1"
+    return forked(*(partial(main, cases, str(index), folder, *ports) for index in range(len(ports))))

@@ -1,14 +1,17 @@
 """Python programs in new processes that have imported TensorFlow already: the import takes longer than most programs.
 
 A process of pytest has one server for each set of the variables that are read while TensorFlow is imported. The server
-imports it, and forks for each program. TensorFlow has run nothing by then, and so has neither threads nor devices.
-What depends on how Python itself starts needs a separate interpreter (`subprocess.run`).
+imports TensorFlow and what most programs import besides, and forks for each program. TensorFlow has run nothing by
+then, and so has neither threads nor devices. What depends on how Python itself starts needs a separate interpreter
+(`subprocess.run`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -21,11 +24,12 @@ import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100
 IMPORT_SECONDS, FORK_SECONDS = 100, 20
+IMPORTED = ("tensorflow", "pulp", "pytest", "tfmem.api")  # before the server forks: what nearly all programs import
 READ_AT_IMPORT = ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "TF_USE_LEGACY_KERAS")
 CALL = """
 import pickle, sys
@@ -73,6 +77,45 @@ def call(function: Callable[..., Any], *arguments: Any, timeout: float = SECONDS
         return pickle.loads(returned.read_bytes())
 
 
+class Ended(NamedTuple):
+    """How a program of `forked` ended.
+
+    Attributes:
+        status: its exit status, less than zero for a signal.
+        output: what it printed, errors included.
+        seconds: of the CPU, which it used.
+    """
+
+    status: int
+    output: str
+    seconds: float
+
+
+def forked(*programs: Callable[[], object]) -> list[Ended]:
+    """Runs programs side by side, each in a fork of this process that ends as Python does.
+
+    For functions that `call` runs: TensorFlow must not have run anything in this process.
+    """
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in programs]
+        children = []
+        for program, file in zip(programs, files, strict=True):
+            child = os.fork()
+            if not child:
+                for descriptor in (1, 2):
+                    os.dup2(file.fileno(), descriptor)
+                program()
+                sys.exit()
+            children.append(child)
+        ended = []
+        for child, file in zip(children, files, strict=True):
+            _, status, used = os.wait4(child, 0)
+            file.seek(0)
+            output = file.read().decode(errors="replace")
+            ended.append(Ended(os.waitstatus_to_exitcode(status), output, used.ru_utime + used.ru_stime))
+        return ended
+
+
 class Server:
     """A process that forks for each program; it ends when this process does."""
 
@@ -114,10 +157,8 @@ def _server(read_at_import: tuple[tuple[str, str], ...]) -> Server:
 
 
 def _serve() -> None:
-    import tensorflow  # noqa: F401 - for the programs
-
-    import tfmem  # noqa: F401
-
+    for name in IMPORTED:
+        importlib.import_module(name)
     gc.freeze()  # else a program's last collection looks at all that was imported, for seconds
     print(0, flush=True)  # ready
     for line in sys.stdin:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +20,8 @@ import pytest
 
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.split.split_regions import BatchDivision
+from tests.tf import in_workers
+from tests.tf.python_server import Ended, call
 from tfmem.runtime.workers import Board, Workers
 from tfmem.steps import agreed_fusion, agreed_peaks, agreed_trials
 from tfmem.steps.agreed_fusion import FusionFinding, Offer, Wish, finding_of_all, offer_of_all, wish_of_all
@@ -65,42 +64,10 @@ def ports() -> Iterator[list[str]]:
         yield found
 
 
-def results(cases: str, folder: Path) -> list[tuple[int, str]]:
+def results(cases: str, folder: Path) -> list[Ended]:
     """The exit status and the output of both workers."""
     with ports() as free:
-        return _results(cases, folder, free)
-
-
-def _results(cases: str, folder: Path, free: list[str]) -> list[tuple[int, str]]:
-    program = [sys.executable, "-m", "tests.tf.in_workers", cases]
-    processes = [
-        subprocess.Popen(
-            [*program, str(at), str(folder), *free],
-            env={**os.environ, "TF_GRPC_REUSE_PORT": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for at in range(len(TASKS))
-    ]
-    found = ["", ""]
-
-    def collect(at: int) -> None:
-        found[at] = processes[at].communicate()[0]
-
-    threads = [threading.Thread(target=collect, args=(at,)) for at in range(len(TASKS))]
-    try:
-        for thread in threads:
-            thread.start()
-        until = time.monotonic() + TIMEOUT
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-    finally:
-        for process in processes:
-            process.kill()
-        for thread in threads:
-            thread.join()
-    return [(process.returncode, output) for process, output in zip(processes, found, strict=True)]
+        return call(in_workers.both, cases, str(folder), free, timeout=TIMEOUT)
 
 
 @pytest.mark.timeout(520)
@@ -131,7 +98,7 @@ def _results(cases: str, folder: Path, free: list[str]) -> list[tuple[int, str]]
 )
 def test_two_workers(cases: str, tmp_path: Path) -> None:
     both = results(cases, tmp_path)
-    assert all(status == 0 and SAID in output for status, output in both), both
+    assert all(each.status == 0 and SAID in each.output for each in both), both
     assert not list(tmp_path.iterdir())
 
 
@@ -148,8 +115,8 @@ def test_a_worker_is_killed(case: str, tmp_path: Path) -> None:
     """The other one raises, and no spill file stays."""
     victim = int(case.split("_")[1])
     both = results(case, tmp_path)
-    assert both[victim][0] == -signal.SIGKILL, both
-    assert SAID in both[1 - victim][1], both
+    assert both[victim].status == -signal.SIGKILL, both
+    assert SAID in both[1 - victim].output, both
     assert not list(tmp_path.iterdir())
 
 
@@ -160,10 +127,10 @@ def test_training_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
     survivor, victim = results("a_model_is_killed", spill)
-    assert victim[0] == -signal.SIGKILL, victim
-    assert SAID in survivor[1], survivor
+    assert victim.status == -signal.SIGKILL, victim
+    assert SAID in survivor.output, survivor
     both = results("a_model_goes_on", spill)
-    assert all(status == 0 and SAID in output for status, output in both), both
+    assert all(each.status == 0 and SAID in each.output for each in both), both
     assert not list(spill.iterdir())
 
 

@@ -182,12 +182,17 @@ def _place(graph_def: GraphDef, device: str, device_name: str) -> set[tuple[str,
             if node.device:
                 continue
             if node.op not in known:
-                types = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(node.op).kernel}
-                supported = device == "CPU" or not types or bool(types & {device, "DEFAULT"})
+                supported = device == "CPU" or _has_kernel(node.op, device)
                 known[node.op] = device_name if supported else device_name.replace(device, "CPU")
             node.device = known[node.op]
             placed.add((function, node.name))
     return placed
+
+
+def _has_kernel(op: str, device: str) -> bool:
+    """Whether an op runs on a device's type; so does one without kernels, such as a call."""
+    types = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel}
+    return not types or bool(types & {device, "DEFAULT"})
 
 
 def _bodies(graph_def: GraphDef) -> list[tuple[str, Iterable[NodeDef]]]:

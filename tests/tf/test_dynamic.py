@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.autograph.impl import api
 
 from tests.tf.dynamic_nets import TreeLSTM, nodes, random_trees
 from tests.tiers import examples
@@ -150,6 +151,22 @@ def test_a_tape_differentiates_losses_and_states():
             expected += tf.reduce_sum(tf.sin(h) * 2 + c * h) + 0.5 * loss
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     assert_like(as_arrays(found), as_arrays(tape.gradient(expected, net.parameters)))
+
+
+def test_autograph_translates_nothing_of_a_call(monkeypatch):
+    """Else the first call of a user's function takes a second longer."""
+    translated, translate = [], api._convert_actual
+
+    def noticed(entity, context):
+        translated.append(entity.__module__)
+        return translate(entity, context)
+
+    monkeypatch.setattr(api, "_convert_actual", noticed)
+    handle = TreeLSTM().specialize(optimizer=dynamic.SGD(0.1))
+    batch = handle.batch([nodes(handle, tree) for tree in random_trees(3)])
+    for call in (handle.forward_backward, handle.forward):
+        tf.function(lambda call=call: call(batch).losses)()
+    assert set(translated) == {__name__, dynamic.Handle.__module__}
 
 
 def test_a_function_trains_with_batches_of_any_size():

@@ -51,6 +51,7 @@ class Programs:
         """Whether nets run on a GPU."""
         return self._has_kernels
 
+    @tf.autograph.experimental.do_not_convert
     def of(self, spec: Spec) -> DynamicProgram | None:
         """The program for the GPU; None without a GPU, and, with a `TfmemWarning`, if no kernel can be made."""
         if not self._has_kernels or not spec.kinds:

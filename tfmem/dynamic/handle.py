@@ -47,6 +47,10 @@ from tfmem.dynamic.recorder import parameter_of, parameters_of
 from tfmem.dynamic.slots import Slots
 from tfmem.options import Options
 
+# AutoGraph would translate them where a user's `tf.function` calls a handle; methods that users call stay as they are,
+# since AutoGraph fails on such a method that is an argument's default.
+_untranslated = tf.autograph.experimental.do_not_convert
+
 
 class Handle(tf.Module):
     """A compiled network. Several threads may call it.
@@ -198,6 +202,7 @@ class Handle(tf.Module):
             return from_roots(roots, self._node)
         return from_lists(flatten(*each, own=self._node) if _are_roots(each) else each for each in roots)
 
+    @_untranslated
     def _as_batch(self, given: Any) -> Batch:
         if isinstance(given, list) and (not given or isinstance(given[0], Expression | Node) or _are_roots(given[0])):
             return self.batch(given)
@@ -231,6 +236,7 @@ class Handle(tf.Module):
         losses, outputs, gradients = run(partial(self._forward_backward, parameters), tensors, loss_weights, seed)
         return Outcome(losses, gradients, outputs)
 
+    @_untranslated
     def _forward_backward(
         self, parameters: Sequence[Any], tensors: Batch, loss_weights: tf.Tensor | None, seed: int | tf.Tensor
     ) -> Parts:
@@ -268,7 +274,7 @@ class Handle(tf.Module):
         if program is None and not training:
             spec = spec.forward_only
         with self._programs.place(program):
-            losses, outputs, found = forward(
+            losses, outputs, found = _untranslated(forward)(
                 self._ops, spec, parameters, tensors, seed, state_of=kind, training=training, program=program
             )
         return Outcome(losses, (), outputs, found)
@@ -370,7 +376,7 @@ class Handle(tf.Module):
             number = self.slots.steps + 1
             rates = self.optimizer.rates(number, self._dtype)
         with self._programs.place(program):
-            losses, outputs, done = step(
+            losses, outputs, done = _untranslated(step)(
                 self._ops,
                 self._training.of_step,
                 (*self.parameters, *self.slots.in_order),

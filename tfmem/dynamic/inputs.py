@@ -41,6 +41,7 @@ def is_open(variable: Any) -> bool:
     return shape.rank == 2 and shape[0] is None and shape[1] is not None
 
 
+@tf.autograph.experimental.do_not_convert
 def placed(
     spec: Spec, variables: Sequence[tf.Variable], batch: Batch, given: Sequence[Any] | None
 ) -> tuple[Batch, list[Any]]:

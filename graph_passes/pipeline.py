@@ -93,10 +93,7 @@ MERGE = Pass(
     "fusion",
     plan_merge,
     merge_rewrites,
-    replace(
-        _AFTER_GRAPPLER,
-        inserts=frozenset({"Const", "MatMul", "Reshape", "ConcatV2", "Slice", "AddN", "BiasAdd"}),
-    ),
+    replace(_AFTER_GRAPPLER, inserts=frozenset({"Const", "MatMul", "Reshape", "ConcatV2", "Slice", "AddN", "BiasAdd"})),
 )
 FUSE = Pass(
     "fuse",
@@ -203,19 +200,19 @@ class Step:
             UnknownShapeError: its caller left a shape open, and more of it would be known if not.
             NoGradientError: the same, and the graph does not differentiate.
         """
-        kept = not_run(self.graph)
-        timeline = build_timeline(self.graph, self.order, costs, self.fetches, self.loss, self.merging, kept)
+        graph = self.graph
+        timeline = build_timeline(graph, self.order, costs, self.fetches, self.loss, self.merging, not_run(graph))
         try:
-            refuse_open(self.graph, timeline, self.of_data)
+            refuse_open(graph, timeline, self.of_data)
         except UnknownShapeError as error:
-            if roles.has_gradient(self.graph):
+            if roles.has_gradient(graph):
                 raise
             raise NoGradientError(f"there is no gradient in the graph, and no size to plan with: {error}") from error
         return replace(
             timeline,
-            unordered=roles.unordered(self.graph, self.order, self.merging),
+            unordered=roles.unordered(graph, self.order, self.merging),
             counted=self.counted,
-            small_base=held(self.graph, self.counted),
+            small_base=held(graph, self.counted),
         )
 
 

@@ -7,14 +7,14 @@ A `Reason` is one kind of refusal with its sentence; a `Refusal` is a reason wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
-from graph_passes.graph.ir import Node, TensorId
+from graph_passes.graph.ir import Node
+from graph_passes.refusal import Refusal
+
+__all__ = ["Reason", "Refusal", "fault"]
 
 _AGAIN = "its steps are unrolled"
-_NODES = frozenset({"node", "reader", "other"})  # arguments that are names of nodes
 
 
 class Reason(Enum):
@@ -391,34 +391,6 @@ class Reason(Enum):
     def sentence(self) -> str:
         """The words, with arguments in braces."""
         return self.value[1]
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why something stays unchanged.
-
-    Attributes:
-        reason: the kind.
-        arguments: (name, value) of what it is about.
-    """
-
-    reason: Reason
-    arguments: tuple[tuple[str, object], ...] = ()
-
-    def __str__(self) -> str:
-        return self.reason.sentence.format(**dict(self.arguments))
-
-    def renamed(self, names: Mapping[str, str]) -> Refusal:
-        """This refusal about a graph of the same ops, whose nodes have other names."""
-        return Refusal(self.reason, tuple((key, _renamed(key, value, names)) for key, value in self.arguments))
-
-
-def _renamed(key: str, value: object, names: Mapping[str, str]) -> object:
-    if isinstance(value, Refusal):
-        return value.renamed(names)
-    if isinstance(value, TensorId):
-        return TensorId(names.get(value.node, value.node), value.index)
-    return names.get(value, value) if key in _NODES and isinstance(value, str) else value
 
 
 def fault(error: Exception) -> Refusal:

@@ -32,7 +32,8 @@ from tests.tf.in_workers_of_keras import (
     plans_of_models_differ,
 )
 from tests.tf.in_workers_over_budget import OVER_BUDGET
-from tests.tf.in_workers_splits import MODELS, OTHER_SPLITS, SPLITS
+from tests.tf.in_workers_split_models import MODELS
+from tests.tf.in_workers_splits import OTHER_SPLITS, SPLITS
 from tests.tf.in_workers_stitched import (
     LEFT,
     NO_ROOM,

@@ -27,7 +27,7 @@ from tfmem.steps import agreed_fusion, agreed_peaks, agreed_trials
 from tfmem.steps.agreed_fusion import FusionFinding, Offer, Wish, finding_of_all, offer_of_all, wish_of_all
 from tfmem.steps.agreed_trials import Tried
 from tfmem.steps.lane_trials import TrialOutcome, best_number
-from tfmem.steps.worker_records import Proposal, Record, WorkersVerdict, agree, publish, verdict_of
+from tfmem.steps.worker_records import ProposedPieces, Record, WorkersVerdict, agree, publish, verdict_of
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
 SAID = "\nequal\n"  # a worker that ends first makes TensorFlow write of it in the other one
@@ -162,7 +162,7 @@ def test_all_raise_what_one_worker_has_to_change() -> None:
     assert verdict_of(dict(zip(TASKS, (INFEASIBLE, more), strict=True)), 5).error == more
 
 
-FEW, MANY = Proposal(4, "few"), Proposal(8, "many")
+FEW, MANY = ProposedPieces(4, "few"), ProposedPieces(8, "many")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ FEW, MANY = Proposal(4, "few"), Proposal(8, "many")
         (replace(FITS, why="cuDNN", error="HostMemoryError"), {}, 0),
     ],
 )
-def test_all_try_the_pieces_that_one_needs(second: Record, divisions: dict[str, Proposal], failed: int) -> None:
+def test_all_try_the_pieces_that_one_needs(second: Record, divisions: dict[str, ProposedPieces], failed: int) -> None:
     first = replace(INFEASIBLE, proposal=FEW)
     verdict = verdict_of(dict(zip(TASKS, (first, second), strict=True)), 5)
     assert list(verdict.divisions.items()) == list(divisions.items())
@@ -198,7 +198,7 @@ def test_a_worker_without_a_budget_of_the_user_proposes_pieces_too() -> None:
 
 def test_a_proposal_is_read_as_it_was_made() -> None:
     division = BatchDivision(64, 4, ((("a", "b"), ("c",)), (("d",), ())))
-    found = Proposal.of((division, division))
+    found = ProposedPieces.of((division, division))
     assert found.pieces == 4
     assert found.read() == (division, division)
 

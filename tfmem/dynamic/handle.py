@@ -108,10 +108,8 @@ class Handle(tf.Module):
         self._flat = FlatSteps(self._dtype)
 
     def _spec(self, views: dict[int, int], *, training: bool) -> Spec:
-        recorded = tuple(
-            record(name, kind, self.parameters, self._state, views, training=training)
-            for name, kind in self._kinds.items()
-        )
+        given = self.parameters, self._state, views
+        recorded = tuple(record(name, kind, *given, training=training) for name, kind in self._kinds.items())
         spec = Spec(parameters_of(self.parameters, views), recorded)
         _ = spec.text  # which is checked before the first batch
         return spec

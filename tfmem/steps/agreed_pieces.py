@@ -27,7 +27,7 @@ from tfmem.steps.settling import without_plan
 from tfmem.steps.splits import split_under
 from tfmem.steps.states import StepState
 from tfmem.steps.trace import Trace
-from tfmem.steps.worker_records import Proposal, Record, WorkersVerdict, agree, failed, planned
+from tfmem.steps.worker_records import ProposedPieces, Record, WorkersVerdict, agree, failed, planned
 
 Move = Transition[StepState]
 Plans = Callable[[Job], Move]  # plans and edits a step
@@ -54,15 +54,15 @@ def infeasible(job: Job, record: Record, error: InfeasibleBudgetError) -> tuple[
     except InfeasibleBudgetError:
         move = None
     record = failed(record, cause) if move is None else planned(record, move)
-    return replace(record, proposal=found if isinstance(found, Proposal) else None), move, cause
+    return replace(record, proposal=found if isinstance(found, ProposedPieces) else None), move, cause
 
 
-def _proposed(job: Job) -> Proposal | Refusal:
+def _proposed(job: Job) -> ProposedPieces | Refusal:
     """How the step would be divided, or why it cannot be."""
     if job.trace.split is not None or has_regions(job.trace.step.graph):
         return Reason.SPLIT_AGAIN()
     found = split_under(job.trace.step, job.engine, job.limit)
-    return found if isinstance(found, Refusal) else Proposal.of(BatchDivision.of(found.plan))
+    return found if isinstance(found, Refusal) else ProposedPieces.of(BatchDivision.of(found.plan))
 
 
 def in_pieces(
@@ -97,7 +97,7 @@ def in_pieces(
 
 
 def _tried(
-    job: Job, record: Record, task: str, proposal: Proposal, again: Plans
+    job: Job, record: Record, task: str, proposal: ProposedPieces, again: Plans
 ) -> tuple[tuple[Trace, Move] | None, Record]:
     """The trace that is divided as the worker `task` proposed, with what follows, and what this worker says of it.
 

@@ -20,18 +20,9 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import left_to_tensorflow
 from tfmem.runtime.out_of_memory import SUSPECTS, lacks_memory
 from tfmem.runtime.progress import shown
-from tfmem.steps import (
-    agreed_peaks,
-    agreed_trials,
-    checking,
-    comparing,
-    composed,
-    dividing,
-    measuring,
-    solving,
-    xla_runner,
-)
+from tfmem.steps import agreed_peaks, agreed_trials, comparing, composed, dividing, measuring, solving, xla_runner
 from tfmem.steps.agreement import tell_others
+from tfmem.steps.checking import watched
 from tfmem.steps.comparing import fuse, take_turn
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import BatchProfiles
@@ -300,7 +291,7 @@ class ManagedStep:
             return function()
         result, peak = job.engine.meter.watched(function)
         job.trace.ran(state.function)
-        self._move(checking.watched(job, state, peak))
+        self._move(watched(job, state, peak))
         return result
 
     def _together(self, state: WatchingTogether, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -26,7 +26,7 @@ _GRACE = 30.0  # seconds for the verdict to arrive, once it is written
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ProposedPieces:
     """How a worker would divide its step along the batch.
 
     Attributes:
@@ -38,10 +38,10 @@ class Proposal:
     text: str
 
     @staticmethod
-    def of(divisions: tuple[BatchDivision, ...]) -> Proposal:
+    def of(divisions: tuple[BatchDivision, ...]) -> ProposedPieces:
         """The proposal of these divisions. Thousands of names that are alike take few bytes."""
         packed = zlib.compress(json.dumps([asdict(each) for each in divisions]).encode())
-        return Proposal(divisions[0].count, base64.b64encode(packed).decode())
+        return ProposedPieces(divisions[0].count, base64.b64encode(packed).decode())
 
     def read(self) -> tuple[BatchDivision, ...]:
         """The divisions."""
@@ -76,7 +76,7 @@ class Record:
     smallest_budget: int = 0
     op: str = ""
     least: int = 0
-    proposal: Proposal | None = None
+    proposal: ProposedPieces | None = None
 
     @property
     def text(self) -> str:
@@ -88,7 +88,7 @@ class Record:
         """The record that `text` is of; another version of tfmem may have written it, with other fields."""
         found = {name: value for name, value in json.loads(text).items() if name in Record.__annotations__}
         proposal = found.get("proposal")
-        return Record(**{**found, "proposal": proposal and Proposal(**proposal)})
+        return Record(**{**found, "proposal": proposal and ProposedPieces(**proposal)})
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class WorkersVerdict:
     error: Record | None = None
     watches: bool = False
     moves: bool = False
-    divisions: Mapping[str, Proposal] = field(default_factory=dict)
+    divisions: Mapping[str, ProposedPieces] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -122,7 +122,7 @@ class WorkersVerdict:
         """The verdict that `text` is of."""
         found = json.loads(text)
         error = Record.read(json.dumps(found["error"])) if found["error"] else None
-        divisions = {task: Proposal(**each) for task, each in found.get("divisions", {}).items()}
+        divisions = {task: ProposedPieces(**each) for task, each in found.get("divisions", {}).items()}
         return WorkersVerdict(
             found["plain"], found["failed"], error, found.get("watches", False), bool(found.get("moves")), divisions
         )
@@ -226,11 +226,11 @@ def _needs(record: Record) -> tuple[bool, bool, int]:
     return record.error == InfeasibleBudgetError.__name__, record.proposal is None, record.smallest_budget
 
 
-def _divisions(records: Mapping[str, Record]) -> Mapping[str, Proposal]:
+def _divisions(records: Mapping[str, Record]) -> Mapping[str, ProposedPieces]:
     """The different divisions that workers propose, that of the most pieces first; none if one cannot be helped so."""
     if any(record.why and record.proposal is None for record in records.values()):
         return {}
-    first: dict[Proposal, str] = {}
+    first: dict[ProposedPieces, str] = {}
     for task, record in records.items():
         if record.proposal is not None:
             first.setdefault(record.proposal, task)

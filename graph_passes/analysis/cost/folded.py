@@ -13,6 +13,7 @@ from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId
 
 LARGEST = 10 << 20  # bytes of a result that TensorFlow keeps
+_STATEFUL = frozenset({"Empty"})  # which a split adds: a node of a new graph does not say so
 _CONTROL_FLOW = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", *ops.LOOPS})
 
 
@@ -57,4 +58,4 @@ def _is_read(graph: Graph, tensor: TensorId, constant: Collection[str]) -> bool:
 
 def _can_be(graph: Graph, node: Node) -> bool:
     called = any((node.name, part) in graph.functions for part in ("cond", "body", "f", "then_branch", "else_branch"))
-    return not (node.stateful or called or node.op in _CONTROL_FLOW | ops.EXTERNAL | ops.COLLECTIVES)
+    return not (node.stateful or called or node.op in _STATEFUL | _CONTROL_FLOW | ops.EXTERNAL | ops.COLLECTIVES)

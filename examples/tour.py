@@ -27,7 +27,7 @@ from tfmem.capture.grappler import run_grappler
 from tfmem.capture.inline import inline_captured
 
 MIB = 1 << 20
-BUDGET = 18 * MIB
+BUDGET = 16 * MIB
 LINK = Link(offload=2 * MIB, prefetch=2 * MIB)  # bytes a second: an activation takes two seconds either way
 
 

@@ -210,6 +210,8 @@ def _computed(graph: Graph, node: Node, given: Sequence[Any], met: Sequence[Any]
         case "Slice":
             places = tuple(slice(first, first + size) for first, size in zip(given[1], given[2], strict=True))
             return given[0][places]
+        case "DeepCopy":
+            return given[0].copy()
         case "Empty":
             return np.full(given[0], np.nan)
         case "InplaceUpdate":

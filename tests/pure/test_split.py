@@ -230,7 +230,9 @@ def test_a_slice_of_whole_rows_holds_its_tensor_and_takes_no_memory() -> None:
     buffers = {buffer.tensor.node: buffer for buffer in timeline.buffers}
     assert not any(name.endswith("Slice/y") for name in buffers)
     position = {step.node: place for place, step in enumerate(timeline.steps)}
-    assert position["tfmem/split_0/1/z"] in buffers["y"].uses
+    assert position["tfmem/split_0/0/z"] in buffers["y"].uses
+    assert position["tfmem/split_0/1/z"] not in buffers["y"].uses  # the last piece has a copy of its rows
+    assert buffers["tfmem/split_0/1/Slice/y/Own"].nbytes == 8 * 16 * 4
     assert buffers["tfmem/split_0/Rows/z"].nbytes == 16 * 16 * 4  # one buffer for the rows of both pieces
     assert not any("/Put/" in name for name in buffers)
 

@@ -100,7 +100,7 @@ def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() ->
 @pytest.mark.timeout(300)
 def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     make = composed_steps.mlp
-    budget = part_of(make, 66)  # 3 chunks more than its plan takes
+    budget = part_of(make, 72)  # its plan leaves 0.9 MB of that free, as measured
     both, plain = both_within(make, budget, regions_win=False)
     report = both.report
     assert report is not None

@@ -42,6 +42,7 @@ HARMLESS = frozenset(
     {
         "ReadVariableOp",
         "VarHandleOp",
+        "DeepCopy",
         "Empty",
         "RandomUniform",
         "RandomUniformInt",

@@ -181,6 +181,9 @@ def _owners(
             root = owner[TensorId(name, place)] = owner[node.inputs[read]]
             last_use[root] = max(last_use[root], last_use[TensorId(name, place)])
         output = TensorId(name, ops.REUSING_OUTPUT.get(node.op, 0))
+        if ops.shares_rows(node):
+            below = owner[node.inputs[0]]
+            last_use[below] = max(last_use[below], last_use[output])
         if node.op in ops.VIEWS or node.op == SLICED:
             root = owner[output] = owner[node.inputs[0]]
             last_use[root] = max(last_use[root], last_use[output])
@@ -188,8 +191,11 @@ def _owners(
             for tensor in node.inputs:
                 root = owner[tensor]
                 kept = root in held or ops.passed(graph, tensor, ops.VIEWS) in held
-                if ops.shares_rows(graph[root.node]) and graph.nbytes(root) == graph.nbytes(output):
-                    over_rows.setdefault(root, []).append(output)
+                if ops.shares_rows(graph[root.node]):
+                    below = owner[graph[root.node].inputs[0]]
+                    is_last = max(last_use[root], last_use[below]) <= position[name]
+                    if is_last and graph.nbytes(root) == graph.nbytes(output):
+                        over_rows.setdefault(root, []).append(output)
                 elif not kept and last_use[root] == position[name] and _reusable(graph, root, output, node):
                     owner[output] = root
                     last_use[root] = last_use[output]

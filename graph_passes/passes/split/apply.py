@@ -184,6 +184,9 @@ class _Writer:
         name = f"{number}/Slice/{tensor.node}"
         part = self.part(spec, rows, count)
         made = self.add(name, "Slice", [self.free(tensor), *ends], attrs, [part], like, control)
+        if ROWS_ATTRIBUTE in attrs and number == len(self.region.pieces) - 1 and spec.dtype in _IN_PLACE:
+            # What is written over the last slice that there is keeps all of the tensor in memory.
+            made = self.add(f"{name}/Own", "DeepCopy", [made], {"T": attrs["T"]}, [part], like)
         self.slices[tensor, rows] = made
         return made
 

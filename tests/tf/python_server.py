@@ -8,7 +8,6 @@ then, and so has neither threads nor devices. What depends on how Python itself 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import importlib
@@ -23,6 +22,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,24 +96,31 @@ def forked(*programs: Callable[[], object]) -> list[Ended]:
 
     For functions that `call` runs: TensorFlow must not have run anything in this process.
     """
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in programs]
-        children = []
-        for program, file in zip(programs, files, strict=True):
-            child = os.fork()
-            if not child:
-                for descriptor in (1, 2):
-                    os.dup2(file.fileno(), descriptor)
-                program()
-                sys.exit()
-            children.append(child)
-        ended = []
-        for child, file in zip(children, files, strict=True):
-            _, status, used = os.wait4(child, 0)
-            file.seek(0)
-            output = file.read().decode(errors="replace")
-            ended.append(Ended(os.waitstatus_to_exitcode(status), output, used.ru_utime + used.ru_stime))
-        return ended
+    pipes, children = [os.pipe() for _ in programs], []
+    for program, (_, end) in zip(programs, pipes, strict=True):
+        child = os.fork()
+        if not child:  # it prints to a pipe, for a program may limit the size of files
+            for descriptor in (1, 2):
+                os.dup2(end, descriptor)
+            for descriptor in (each for pair in pipes for each in pair):
+                os.close(descriptor)
+            program()
+            sys.exit()
+        children.append(child)
+    for _, end in pipes:
+        os.close(end)
+    with ThreadPoolExecutor(len(pipes)) as readers:
+        printed = list(readers.map(_read_all, [begin for begin, _ in pipes]))
+    ended = []
+    for child, output in zip(children, printed, strict=True):
+        _, status, used = os.wait4(child, 0)
+        ended.append(Ended(os.waitstatus_to_exitcode(status), output, used.ru_utime + used.ru_stime))
+    return ended
+
+
+def _read_all(descriptor: int) -> str:
+    with open(descriptor, "rb") as file:
+        return file.read().decode(errors="replace")
 
 
 class Server:

@@ -1,5 +1,4 @@
 // TfmemStepDraws: what a stateless random op makes in each step of a loop, from a seed of each.
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -10,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_builder.h"
@@ -17,6 +17,7 @@
 #include "tensorflow/core/framework/op_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/util/work_sharder.h"
 
 namespace tfmem {
 namespace {
@@ -35,6 +36,8 @@ using ::tensorflow::TensorValue;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
+
+constexpr int64_t kNumberCost = 8;  // cycles for each number that is drawn
 
 // Ops of numbers alone, without effects.
 bool IsDraw(const std::string& op) {
@@ -141,23 +144,32 @@ class StepDrawsOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     absl::StatusOr<int64_t> steps = Steps(ctx);
     OP_REQUIRES_OK(ctx, steps.status());
-    // What a step reads: tensors as they are, and copies of items, since a part of a tensor need
-    // not begin where kernels want it.
-    std::vector<Tensor> given(ctx->num_inputs());
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      given[i] = ctx->input(i);
-      if (!of_steps_[i]) continue;
-      TensorShape shape = ctx->input(i).shape();
-      OP_REQUIRES_OK(ctx, shape.RemoveDimWithStatus(0));
-      OP_REQUIRES_OK(ctx, ctx->allocate_temp(ctx->input(i).dtype(), shape, &given[i]));
-      std::memset(given[i].data(), 0, given[i].TotalBytes());
-    }
     std::vector<Tensor*> whole(num_outputs(), nullptr);
+    std::vector<Tensor> given = Given(ctx);
     // Without a step one is run on zeros: it says what shape the numbers would have.
-    for (int64_t step = 0; step < std::max<int64_t>(*steps, 1); ++step) {
-      if (step < *steps) CopyItems(ctx, step, &given);
-      OP_REQUIRES_OK(ctx, RunStep(ctx, step, *steps, &given, &whole));
-    }
+    if (*steps > 0) CopyItems(ctx, 0, &given);
+    OP_REQUIRES_OK(ctx, RunStep(ctx, 0, *steps, &given, &whole));
+    if (*steps <= 1) return;
+    int64_t cost = 0;
+    for (const Tensor* made : whole) cost += kNumberCost * made->NumElements() / *steps;
+    absl::Mutex mutex;
+    absl::Status status;
+    const auto run = [&](int64_t first, int64_t end) {
+      tensorflow::ScopedPerThreadMaxParallelism alone(
+          1);  // the kernel would wait for these threads
+      std::vector<Tensor> items = Given(ctx);
+      for (int64_t step = first + 1; step < end + 1; ++step) {
+        CopyItems(ctx, step, &items);
+        const absl::Status ran = RunStep(ctx, step, *steps, &items, &whole);
+        if (ran.ok()) continue;
+        absl::MutexLock lock(&mutex);
+        status.Update(ran);
+        return;
+      }
+    };
+    const auto* threads = ctx->device()->tensorflow_cpu_worker_threads();
+    tensorflow::Shard(threads->num_threads, threads->workers, *steps - 1, cost, run);
+    OP_REQUIRES_OK(ctx, status);
   }
 
  private:
@@ -178,6 +190,21 @@ class StepDrawsOp : public OpKernel {
     if (steps >= 0) return steps;
     return absl::InvalidArgumentError(
         absl::StrCat("no input of '", name(), "' (TfmemStepDraws) differs between steps"));
+  }
+
+  // What a step reads: tensors as they are, and room for items, since a part of a tensor need not
+  // begin where kernels want it.
+  std::vector<Tensor> Given(OpKernelContext* ctx) const {
+    std::vector<Tensor> given(ctx->num_inputs());
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      given[i] = ctx->input(i);
+      if (!of_steps_[i]) continue;
+      TensorShape shape = ctx->input(i).shape();
+      shape.RemoveDim(0);
+      given[i] = Tensor(ctx->input(i).dtype(), shape);
+      std::memset(given[i].data(), 0, given[i].TotalBytes());
+    }
+    return given;
   }
 
   void CopyItems(OpKernelContext* ctx, int64_t step, std::vector<Tensor>* given) const {

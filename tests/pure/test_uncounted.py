@@ -8,7 +8,7 @@ import pytest
 from graph_passes import pipeline
 from graph_passes.analysis.cost.cpu import workspace
 from graph_passes.analysis.cost.model import held
-from graph_passes.analysis.memory.observe import Sample, filled, observe
+from graph_passes.analysis.memory.observe import Sample, least_taken, observe
 from graph_passes.analysis.memory.simulate import Link, Move, Padding, uncounted, uncounted_under
 from graph_passes.analysis.memory.timeline import COUNTED, Buffer, ScheduledOp, Timeline
 from graph_passes.errors import InfeasibleBudgetError
@@ -70,11 +70,11 @@ def test_the_least_that_a_step_may_take_has_no_unused_parts_of_chunks():
     assert seen.workspace["f"] == 300 * KIB
     taken = tuple(replace(each, workspace=seen.workspace[each.node]) for each in steps)
     planned = replace(step, base=seen.base, steps=taken)
-    assert filled(planned, seen).usage.tolist() == [2 * MIB if name == "f" else MIB for name in "abcdefghijkl"]
+    assert least_taken(planned, seen).usage.tolist() == [2 * MIB if name == "f" else MIB for name in "abcdefghijkl"]
     # a buffer that is shared with another one counts once
     shared = replace(planned, steps=(replace(steps[0], workspace=-501 * KIB), *planned.steps[1:]))
-    assert filled(shared, seen).usage[0] == MIB - KIB
-    assert filled(planned, replace(seen, least_base=0)).base == planned.base
+    assert least_taken(shared, seen).usage[0] == MIB - KIB
+    assert least_taken(planned, replace(seen, least_base=0)).base == planned.base
 
 
 def waiting() -> Timeline:

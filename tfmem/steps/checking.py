@@ -51,7 +51,7 @@ def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     state = replace(state, peaks=(*state.peaks, peak))
     if peak > job.limit and state.replans <= REPLANS:
         if state.nearest is None or max(state.nearest.peaks) > max(state.peaks):
-            state = replace(state, nearest=state)
+            state = replace(state, nearest=replace(state, nearest=None))
         move = _replanned(job, state, peak - job.limit) if state.replans < REPLANS else None
         if move is not None:
             return move

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from graph_passes.analysis.memory.observe import Sample, corrected, filled, observe, short_at
+from graph_passes.analysis.memory.observe import Sample, corrected, least_taken, observe, short_at
 from graph_passes.analysis.memory.simulate import usage_under
 from graph_passes.errors import InfeasibleBudgetError
 from tfmem.runtime.estimate import TimedCosts
@@ -90,7 +90,7 @@ def _observed(job: Job, state: Observing, samples: list[Sample], flow: Flow) -> 
         search = replace(search, observed_trial=(judged(search.first, report, seen, flow),))
     search.known.keep(seen)
     timeline = job.timeline(seen)
-    lower = None if job.is_gpu else filled(timeline, seen)
+    lower = None if job.is_gpu else least_taken(timeline, seen)
     return replace(state, search=replace(search, timeline=timeline, seen=timeline, lower=lower))
 
 
@@ -101,7 +101,7 @@ def _tried(job: Job, state: Trying, samples: list[Sample], flow: Flow) -> Trying
     trial = judged(state.plan, state.report, seen, flow)
     if not job.is_gpu:
         timeline = corrected(search.timeline, seen)
-        search = replace(search, timeline=timeline, lower=search.lower or filled(timeline, seen), plans=None)
+        search = replace(search, timeline=timeline, lower=search.lower or least_taken(timeline, seen), plans=None)
     return replace(state, search=replace(search, trials=(*search.trials, trial)))
 
 

@@ -133,7 +133,7 @@ def corrected(timeline: Timeline, seen: Observation) -> Timeline:
     return replace(timeline, steps=steps)
 
 
-def filled(timeline: Timeline, seen: Observation) -> Timeline:
+def least_taken(timeline: Timeline, seen: Observation) -> Timeline:
     """`timeline` as if every chunk that the allocator gave out were as large as what lies in it, and no op took
     workspace: by what was `seen` the least that the step may take."""
     base = seen.least_base or timeline.base

@@ -13,6 +13,7 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 
+sys.dont_write_bytecode = True  # what Python writes is not tfmem's
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 written = set()
 
@@ -69,7 +70,6 @@ def test_only_the_cache_and_the_given_output_are_written(tmp_path: Path) -> None
         "TMPDIR": str(folders["temporary"]),
         "TFMEM_CACHE_DIR": str(folders["cache"]),
         "TFMEM_PROGRESS": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",  # what Python writes is not tfmem's
     }
     done = run_python(["program.py"], environment=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -101,6 +101,62 @@ void TestNothingSetTwice(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
   Expect(other == 4, "it is right then, too");
 }
 
+// Addresses that come in turn are captured once: for each set of them a version of the graph is
+// kept.
+void TestVersions(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
+  constexpr int kCalls = 20, kSets = 6;
+  std::vector<tfmem::GraphStep> steps(kCalls);
+  for (int i = 0; i < kCalls; ++i) {
+    steps[i].enqueue = Add;
+    if (i > 0) steps[i].after = {i - 1};
+  }
+  tfmem::GpuGraph graph(link, std::move(steps));
+  std::vector<int> from(kSets), sums(kSets);
+  for (int i = 0; i < kSets; ++i) from[i] = i + 1;
+  const auto launch = [&](int set) {
+    const tfmem::GraphWords words = {reinterpret_cast<uint64_t>(&from[set]),
+                                     reinterpret_cast<uint64_t>(&sums[set])};
+    ExpectOk(graph.Launch(stream, std::vector<tfmem::GraphWords>(kCalls, words)), "a version");
+  };
+  const auto instantiated = [] { return fake_calls("cuGraphInstantiateWithFlags"); };
+  const auto captured = [] { return fake_calls("cuStreamBeginCapture_v2"); };
+  const int made = instantiated(), before = captured();
+  for (int round = 0; round < 3; ++round) {
+    for (int set = 0; set < 4; ++set) launch(set);
+  }
+  Expect(instantiated() == made + 4 && captured() == before + 4 * kCalls, "four versions");
+  launch(4);
+  Expect(instantiated() == made + 4 && captured() == before + 5 * kCalls, "no fifth version");
+  launch(4);
+  Expect(captured() == before + 5 * kCalls, "a version was changed, and kept");
+  while (FakeRunOne()) {
+  }
+  for (int set = 0; set < kSets; ++set) {
+    const int launches = set < 4 ? 3 : set == 4 ? 2 : 0;
+    Expect(sums[set] == launches * kCalls * from[set], absl::StrCat("the sum of set ", set));
+  }
+}
+
+// Without memory for a second version, the first is changed.
+void TestNoMemoryForAVersion(tfmem::GpuLink* link, tfmem::cuda::Stream stream) {
+  constexpr int kCalls = 20;
+  std::vector<tfmem::GraphStep> steps(kCalls);
+  for (tfmem::GraphStep& step : steps) step.enqueue = Add;
+  tfmem::GpuGraph graph(link, std::move(steps));
+  int from = 1, first = 0, second = 0;
+  const auto words = [&](int* sum) {
+    const tfmem::GraphWords each = {reinterpret_cast<uint64_t>(&from),
+                                    reinterpret_cast<uint64_t>(sum)};
+    return std::vector<tfmem::GraphWords>(kCalls, each);
+  };
+  ExpectOk(graph.Launch(stream, words(&first)), "the first version");
+  fake_fail("cuGraphInstantiateWithFlags", 0, 1, 2);
+  ExpectOk(graph.Launch(stream, words(&second)), "without memory for another version");
+  while (FakeRunOne()) {
+  }
+  Expect(first == kCalls && second == kCalls, "both sums");
+}
+
 }  // namespace
 
 int main() {
@@ -114,6 +170,8 @@ int main() {
   }
   TestGone(*link, one);
   TestNothingSetTwice(*link, one);
+  TestVersions(*link, one);
+  TestNoMemoryForAVersion(*link, one);
   Expect(fake_violations().no_context == 0, "each call has its context");
   Expect(fake_violations().host_waits == 0, "the host waits for nothing");
   return failures == 0 ? 0 : 1;

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "custom_ops/ops/cuda/gpu_kernel.h"
 
@@ -29,9 +31,11 @@ struct GraphStep {
 };
 
 // Made at the first launch. A launch sets the words that are not those of the launch before: of a
-// kernel and of zeros in its node, of a library call by capturing it again. What was launched
-// before keeps its own, and one launch of a graph begins when the one before has ended: so any
-// number of launches, from any threads, may be in flight.
+// kernel and of zeros in its node, of a library call by capturing it again, which takes the host up
+// to 0.1 ms a call. An allocator gives a step a few sets of addresses in turn, so some versions of
+// the graph are kept: the one runs of which the fewest calls have to be captured again. What was
+// launched before keeps its own words, and one launch of a version begins when the one before has
+// ended: so any number of launches, from any threads, may be in flight.
 class GpuGraph {
  public:
   GpuGraph(GpuLink* link, std::vector<GraphStep> steps) : link_(link), steps_(std::move(steps)) {}
@@ -45,20 +49,29 @@ class GpuGraph {
   absl::Status Launch(cuda::Stream stream, absl::Span<const GraphWords> words);
 
  private:
+  // One version, whose nodes have `words`.
+  struct Version {
+    cuda::Graph graph = nullptr;
+    cuda::GraphExec exec = nullptr;
+    std::vector<cuda::GraphNode> nodes;  // of the steps
+    std::vector<GraphWords> words;
+  };
+
+  absl::StatusOr<Version*> VersionFor(absl::Span<const GraphWords> words);
+  int CallsToCapture(const Version& version, absl::Span<const GraphWords> words) const;
   absl::Status Make(absl::Span<const GraphWords> words);
-  absl::Status Add(const GraphStep& step, const GraphWords& words, cuda::GraphNode* node) const;
-  absl::Status Patch(absl::Span<const GraphWords> words);
-  absl::Status PatchNode(const GraphStep& step, const GraphWords& words, cuda::GraphNode node);
+  absl::Status Fill(absl::Span<const GraphWords> words, Version* made) const;
+  absl::Status Add(const GraphStep& step, const GraphWords& words, Version* version) const;
+  absl::Status Patch(absl::Span<const GraphWords> words, Version* version) const;
+  absl::Status PatchNode(const GraphStep& step, const GraphWords& words, cuda::GraphExec exec,
+                         cuda::GraphNode node) const;
   absl::Status Capture(const GraphStep& step, const GraphWords& words, cuda::Graph* graph) const;
-  absl::Status Drop();
+  absl::Status Drop(Version* version) const;
 
   GpuLink* const link_;
   const std::vector<GraphStep> steps_;
   std::mutex mutex_;
-  cuda::Graph graph_ = nullptr;
-  cuda::GraphExec exec_ = nullptr;
-  std::vector<cuda::GraphNode> nodes_;  // of the steps
-  std::vector<GraphWords> words_;       // that the nodes have
+  std::list<Version> versions_;
 };
 
 }  // namespace tfmem

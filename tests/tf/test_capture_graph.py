@@ -238,7 +238,7 @@ def test_layout_follows_the_device():
         ("tf32", "float32", False, b"NHWC"),
         ("highest", "float32", False, b"NCHW"),
         ("tf32", "float64", False, b"NCHW"),
-        ("tf32", "float32", True, b"NCHW"),
+        ("tf32", "float32", True, b"NHWC"),
     ],
 )
 def test_what_is_stitched_keeps_a_layout_that_tf32_computes_in(precision, dtype, depthwise, layout):

@@ -33,8 +33,10 @@ from tfmem.runtime.notices import REPORT_IT, SEE
 from tfmem.steps.known_plans import KnownPlan, key_of, plans
 
 LEAVE_OUT = "to run it so without this warning, leave 'fusion' out of passes"
-# Those of which it is known that TF32's kernels want channels last.
-_CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
+# Those of which it is known that TF32's kernels want channels last, or that they are as fast in either layout.
+_CONVOLUTIONS = frozenset(
+    f"{op}{part}" for op in ("Conv2D", "DepthwiseConv2dNative") for part in ("", "BackpropInput", "BackpropFilter")
+)
 
 
 def grappled(captured: Captured, engine: Engine) -> Captured:

@@ -258,10 +258,12 @@ class Reason(Enum):
     HOST_VARIABLE = "fusion", "its variable is {dtype}, which TensorFlow keeps in host memory on a GPU"
     NO_PRODUCT = "fusion", "regions on a GPU do not call {op}"
     NO_PRODUCT_OF = "fusion", "regions on a GPU do not multiply {dtypes}"
-    NO_CONVOLUTION_OF = "fusion", "regions on a GPU do not convolve {dtypes}"
-    CONVOLUTION_SIZES = "fusion", "sizes of its convolution are unknown, other than the batch"
-    CONVOLUTION_LARGE = "fusion", "its convolution has a tensor of {count} numbers, more than int32 counts"
+    NO_CONVOLUTION_OF = "fusion", "regions on a GPU neither convolve nor pool {dtypes}"
+    CONVOLUTION_SIZES = "fusion", "sizes of its images or filters are unknown, other than the batch"
+    CONVOLUTION_LARGE = "fusion", "it has a tensor of {count} numbers, more than int32 counts"
     CONVOLUTION_PADDING = "fusion", "it is padded by {before} before and {after} behind; cuDNN pads both sides alike"
+    POOLING_FORM = "fusion", "regions on a GPU do not pool images in {images} with padding {padding}"
+    POOLING_ACROSS = "fusion", "it pools images of the batch, or channels, with one another"
     NO_FUSED_PRODUCT = "fusion", "regions on a GPU do not call {op} with {fused}"
 
     # Fusion: ops in kernels

@@ -1,4 +1,4 @@
-"""Convolutions of images and their gradients as calls of cuDNN: which it computes, and where their sizes are said."""
+"""Convolutions of images, pooling and their gradients as calls of cuDNN: what it computes, and where sizes are said."""
 
 from __future__ import annotations
 
@@ -38,6 +38,24 @@ def refused(graph: Graph, node: Node) -> Refusal | None:
         before, after = _padding(node, first + place, sizes[0][first + place - 1], sizes[1][place])
         if before != after:
             return Reason.CONVOLUTION_PADDING(before=before, after=after)
+    return None
+
+
+def not_pooled(graph: Graph, node: Node) -> Refusal | None:
+    """Why cuDNN takes no maximum of windows, or gradient of one, such as this one; the batch's size may be unknown."""
+    image, result = (graph.specs.get(tensor) for tensor in (node.inputs[0], TensorId(node.name)))
+    if not _known(image, (1, 2, 3)) or not _known(result, (1, 2, 3)):
+        return Reason.CONVOLUTION_SIZES()
+    for spec in (image, result):
+        if spec is not None and spec.sizes is not None and prod(spec.sizes) > _MOST:
+            return Reason.CONVOLUTION_LARGE(count=prod(spec.sizes))
+    padding, images = text(node.attrs.get("padding")), _format(node)
+    if padding not in ("SAME", "VALID") or images not in ("NHWC", "NCHW"):
+        return Reason.POOLING_FORM(padding=padding, images=images)
+    across = (0, 3 if images == "NHWC" else 1)
+    windows = (integers(node.attrs.get(name)) for name in ("ksize", "strides"))
+    if any(window[place] != 1 for window in windows for place in across):
+        return Reason.POOLING_ACROSS()
     return None
 
 

@@ -26,6 +26,8 @@ class Capabilities:
         fused: what `_FusedMatMul` may have fused into it.
         convolutions: ops that convolve images, and which a region can call.
         convolved: dtypes that they take.
+        pooled: ops that take the maximum of windows of images, or its gradient, and which a region can call; of dtypes
+            that are convolved.
     """
 
     on_host: frozenset[str]
@@ -36,6 +38,7 @@ class Capabilities:
     fused: frozenset[tuple[str, ...]]
     convolutions: frozenset[str] = frozenset()
     convolved: frozenset[str] = frozenset()
+    pooled: frozenset[str] = frozenset()
 
 
 # What regions on a GPU call of cuDNN; none of these: convolutions stay outside.
@@ -72,6 +75,7 @@ CUDA = Capabilities(
     fused=frozenset({("BiasAdd",), ("BiasAdd", "Relu")}),
     convolutions=_CONVOLUTIONS | _DEPTHWISE,
     convolved=frozenset({"float16", "bfloat16", "float32"}),
+    pooled=frozenset({"MaxPool", "MaxPoolGrad"}),
 )
 
 
@@ -226,7 +230,8 @@ def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePat
         if spec is not None and spec.dtype in device.on_host:
             return Reason.HOST_VARIABLE(dtype=spec.dtype)
     if op_pattern.pattern is OpPattern.CALL:
-        return _no_convolution(device, graph, node) if node.op in device.convolutions else op_pattern.reason
+        library = node.op in device.convolutions | device.pooled
+        return _not_of_images(device, graph, node) if library else op_pattern.reason
     if op_pattern.pattern not in (OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT):
         return None
     if node.op not in device.products:
@@ -239,12 +244,12 @@ def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePat
     return None
 
 
-def _no_convolution(device: Capabilities, graph: Graph, node: Node) -> Refusal | None:
+def _not_of_images(device: Capabilities, graph: Graph, node: Node) -> Refusal | None:
     specs = [graph.specs.get(tensor) for tensor in (*node.inputs, TensorId(node.name))]
     dtypes = {spec.dtype for place, spec in enumerate(specs) if spec and place != convolutions.SIZED.get(node.op)}
     if not dtypes <= device.convolved:
         return Reason.NO_CONVOLUTION_OF(dtypes=" and ".join(sorted(dtypes)))
-    return convolutions.refused(graph, node)
+    return convolutions.not_pooled(graph, node) if node.op in device.pooled else convolutions.refused(graph, node)
 
 
 def _read_there(node: Node, op_pattern: NodePattern) -> NodePattern:

@@ -179,17 +179,45 @@ def convolution(
     return Op("Conv2D", [Of(image, dtype), Of((3, 3, 3, 4), dtype)], [Of(result, dtype)], attrs=attrs)
 
 
+def pooling(image: Shape = (2, 8, 8, 3), padding: str = "VALID", over: int = 1) -> Op:
+    """The maximum of 2 x 2 pixels, of `over` channels."""
+    attrs = {"ksize": (1, 2, 2, over), "strides": (1, 2, 2, 1), "padding": padding}
+    return Op("MaxPool", [Of(image)], [Of((2, 4, 4, 3))], attrs=attrs)
+
+
 ON_A_GPU = {
     Reason.NO_CONVOLUTION_OF: convolution(dtype="float64"),
     Reason.CONVOLUTION_SIZES: convolution((2, None, 8, 3)),
     Reason.CONVOLUTION_LARGE: convolution((1 << 24, 8, 8, 3)),
     Reason.CONVOLUTION_PADDING: convolution(padding="SAME"),
+    Reason.POOLING_FORM: pooling(padding="EXPLICIT"),
+    Reason.POOLING_ACROSS: pooling(over=2),
     Reason.HOST_RESULT: Op("AddV2", [Of(dtype="int32")] * 2, [Of(dtype="int32")]),
     Reason.HOST_VARIABLE: Op("ReadVariableOp", (variable(dtype="int32"),), [Of(dtype="int32")], stateful=True),
     Reason.NO_PRODUCT: Op("Einsum", (MATRIX, MATRIX), (MATRIX,)),
     Reason.NO_PRODUCT_OF: Op("MatMul", [Of((4, 4), "int64")] * 2, [Of((4, 4), "int64")]),
     Reason.NO_FUSED_PRODUCT: Op("_FusedMatMul", (MATRIX, MATRIX), (MATRIX,), attrs={"fused_ops": ("BiasAdd", "Tanh")}),
 }
+
+
+@pytest.mark.parametrize(
+    ("op", "reason"),
+    [
+        (pooling(), None),
+        (pooling((None, 8, 8, 3)), None),
+        (pooling((2, 8, None, 3)), Reason.CONVOLUTION_SIZES),
+        (pooling((1 << 24, 8, 8, 3)), Reason.CONVOLUTION_LARGE),
+        (Op("MaxPool", [Of((2, 8, 8, 3), "float64")], [Of((2, 4, 4, 3), "float64")]), Reason.NO_CONVOLUTION_OF),
+    ],
+)
+def test_pooling_that_a_region_on_a_gpu_holds(op: Op, reason: Reason | None) -> None:
+    graph = op.graph()
+    found = within(CUDA, graph, patterns_of(graph), ["y"])["y"]
+    if reason is None:
+        assert found.pattern is OpPattern.CALL
+    else:
+        assert found.pattern is OpPattern.OPAQUE
+        assert found.reason.reason is reason
 
 
 @pytest.mark.parametrize("reason", ON_A_GPU, ids=lambda reason: reason.name)

@@ -37,6 +37,10 @@ struct Convolution {
   int pad[2], stride[2], dilation[2];
   int mode = -1, compute = -1, groups = 1, math = 0;
 };
+struct Pooling {
+  int mode = -1, nan = 0;
+  int window[2] = {}, pad[2] = {}, stride[2] = {};
+};
 struct Algorithm {
   int number;
   int status;
@@ -212,6 +216,47 @@ int Run(Handle* handle, int which, const void* alpha, const Tensor* x, const voi
   return 0;
 }
 
+// A window may end behind the image, as cuDNN allows; it is not empty.
+int Check(const Pooling& pooling, const Tensor& x, const Tensor& y) {
+  if (pooling.mode != 3 || x.type != y.type) return kBadParameter;
+  if (!Packed(x) || !Packed(y)) return kUnsupported;
+  for (int i = 0; i < 2; ++i) {
+    const int last = (y.sizes[2 + i] - 1) * pooling.stride[i] - pooling.pad[i];
+    if (x.sizes[i] != y.sizes[i] || last >= x.sizes[2 + i]) return kBadParameter;
+    if (pooling.pad[i] >= pooling.window[i]) return kBadParameter;
+  }
+  return 0;
+}
+
+// Calls `visit` with the place of each number of y, and of the first maximum in its window of x.
+template <typename T>
+void VisitMaxima(const Pooling& pooling, const Tensor& x, const T* from, const Tensor& y,
+                 const std::function<void(int64_t, int64_t)>& visit) {
+  for (int n = 0; n < y.sizes[0]; ++n)
+    for (int c = 0; c < y.sizes[1]; ++c)
+      for (int p = 0; p < y.sizes[2]; ++p)
+        for (int q = 0; q < y.sizes[3]; ++q) {
+          int64_t found = -1;
+          for (int r = 0; r < pooling.window[0]; ++r)
+            for (int s = 0; s < pooling.window[1]; ++s) {
+              const int h = p * pooling.stride[0] + r - pooling.pad[0];
+              const int w = q * pooling.stride[1] + s - pooling.pad[1];
+              if (h < 0 || w < 0 || h >= x.sizes[2] || w >= x.sizes[3]) continue;
+              const int64_t place = int64_t{n} * x.strides[0] + c * x.strides[1] +
+                                    h * x.strides[2] + w * x.strides[3];
+              if (found < 0 ||
+                  static_cast<double>(from[place]) > static_cast<double>(from[found])) {
+                found = place;
+              }
+            }
+          visit(int64_t{n} * y.strides[0] + c * y.strides[1] + p * y.strides[2] + q * y.strides[3],
+                found);
+        }
+}
+
+// cuDNN loads a kernel when it first runs it.
+bool Loads(void* stream, bool gradient) { return Allocates(stream, 3 + gradient, 0); }
+
 }  // namespace
 
 #define MAY_FAIL(name) \
@@ -334,6 +379,55 @@ int cudnnConvolutionBackwardFilter(Handle* handle, const void* alpha, Tensor* x,
                                    void* w_at) {
   MAY_FAIL(cudnnConvolutionBackwardFilter);
   return Run(handle, 1, alpha, x, x_at, w, w_at, conv, algorithm, workspace, bytes, beta, y, y_at);
+}
+int cudnnCreatePoolingDescriptor(Pooling** pooling) {
+  MAY_FAIL(cudnnCreatePoolingDescriptor);
+  return ++live, *pooling = new Pooling, 0;
+}
+int cudnnDestroyPoolingDescriptor(Pooling* pooling) { return --live, delete pooling, 0; }
+int cudnnSetPooling2dDescriptor(Pooling* pooling, int mode, int nan, int wh, int ww, int ph, int pw,
+                                int sh, int sw) {
+  MAY_FAIL(cudnnSetPooling2dDescriptor);
+  if (ph < 0 || pw < 0 || sh < 1 || sw < 1 || wh < 1 || ww < 1) return kBadParameter;
+  *pooling = {mode, nan, {wh, ww}, {ph, pw}, {sh, sw}};
+  return 0;
+}
+int cudnnPoolingForward(Handle* handle, Pooling* pooling, const void* alpha, Tensor* x,
+                        const void* x_at, const void* beta, Tensor* y, void* y_at) {
+  MAY_FAIL(cudnnPoolingForward);
+  if (const int wrong = Check(*pooling, *x, *y)) return wrong;
+  if (!IsOne(alpha) || !IsZero(beta)) return kBadParameter;
+  if (Loads(handle->stream, false)) return kAllocationFailed;
+  FakeLaunch(handle->stream, [x_at, y_at, pooling = *pooling, x = *x, y = *y] {
+    OfType(x.type, [&](auto type) {
+      const auto* from = static_cast<const decltype(type)*>(x_at);
+      auto* to = static_cast<decltype(type)*>(y_at);
+      VisitMaxima(pooling, x, from, y, [&](int64_t at, int64_t of) { to[at] = from[of]; });
+    });
+  });
+  return 0;
+}
+int cudnnPoolingBackward(Handle* handle, Pooling* pooling, const void* alpha, Tensor* y,
+                         const void* y_at, Tensor* dy, const void* dy_at, Tensor* x,
+                         const void* x_at, const void* beta, Tensor* dx, void* dx_at) {
+  MAY_FAIL(cudnnPoolingBackward);
+  if (const int wrong = Check(*pooling, *x, *y)) return wrong;
+  if (!IsOne(alpha) || !IsZero(beta) || x != dx || y != dy) return kBadParameter;
+  if (Loads(handle->stream, true)) return kAllocationFailed;
+  FakeLaunch(handle->stream, [=, pooling = *pooling, x = *x, y = *y] {
+    OfType(x.type, [&](auto type) {
+      using Number = decltype(type);
+      const auto* from = static_cast<const Number*>(x_at);
+      const auto *made = static_cast<const Number*>(y_at), *given = static_cast<const Number*>(dy_at);
+      std::vector<double> sums(Numbers(x));
+      VisitMaxima(pooling, x, from, y, [&](int64_t at, int64_t of) {
+        const bool same = static_cast<double>(made[at]) == static_cast<double>(from[of]);
+        sums[of] += same ? static_cast<double>(given[at]) : 1e9;  // y is not what x gives
+      });
+      Store<Number>(sums, dx_at);
+    });
+  });
+  return 0;
 }
 int cudnnTransformTensor(Handle* handle, const void* alpha, Tensor* from, const void* from_at,
                          const void* beta, Tensor* to, void* to_at) {

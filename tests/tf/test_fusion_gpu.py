@@ -13,6 +13,7 @@ ON_FAKE_GPU = (
     "library_products",
     "ops",
     "orders",
+    "pooling",
     "product_steps",
     "programs",
     "products",

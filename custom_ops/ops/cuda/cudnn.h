@@ -17,6 +17,7 @@ using Handle = struct HandleRecord*;
 using Tensor = struct TensorRecord*;            // cudnnTensorDescriptor_t
 using Filter = struct FilterRecord*;            // cudnnFilterDescriptor_t
 using Convolution = struct ConvolutionRecord*;  // cudnnConvolutionDescriptor_t
+using Pooling = struct PoolingRecord*;          // cudnnPoolingDescriptor_t
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kNotInitialized = 1001;
@@ -29,6 +30,8 @@ enum Mode : int { kCrossCorrelation = 1 };
 // Of float32 `kDefaultMath` rounds factors to TensorFloat-32, `kFmaMath` does not.
 enum Math : int { kDefaultMath = 0, kTensorOpMath = 1, kFmaMath = 3 };
 enum Determinism : int { kDeterministic = 1 };
+enum PoolingMode : int { kDeterministicMax = 3 };
+enum NanPropagation : int { kSkipNan = 0, kPropagateNan = 1 };
 
 // An algorithm and what it takes, as cudnnConvolution*AlgoPerf_t has it.
 struct Algorithm {
@@ -89,6 +92,15 @@ struct Algorithm {
     (Handle handle, const void* alpha, Tensor x, const void* x_at, Tensor y, const void* y_at,     \
      Convolution convolution, int algorithm, void* workspace, size_t bytes, const void* beta,      \
      Filter w, void* w_at))                                                                        \
+  X(cudnnCreatePoolingDescriptor, (Pooling * pooling))                                             \
+  X(cudnnDestroyPoolingDescriptor, (Pooling pooling))                                              \
+  X(cudnnSetPooling2dDescriptor, (Pooling pooling, int mode, int nan, int window_h, int window_w,  \
+                                  int pad_h, int pad_w, int stride_h, int stride_w))               \
+  X(cudnnPoolingForward, (Handle handle, Pooling pooling, const void* alpha, Tensor x,             \
+                          const void* x_at, const void* beta, Tensor y, void* y_at))               \
+  X(cudnnPoolingBackward,                                                                          \
+    (Handle handle, Pooling pooling, const void* alpha, Tensor y, const void* y_at, Tensor dy,     \
+     const void* dy_at, Tensor x, const void* x_at, const void* beta, Tensor dx, void* dx_at))     \
   X(cudnnTransformTensor, (Handle handle, const void* alpha, Tensor from, const void* from_at,     \
                            const void* beta, Tensor to, void* to_at))
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "custom_ops/ops/cuda/cudnn_calls.h"
 #include "custom_ops/ops/process_wide.h"
 #include "custom_ops/ops/status_macros.h"
 
@@ -26,22 +27,6 @@ struct ChosenConvolutions {
   std::map<std::pair<cuda::Context, std::string>, cudnn::Algorithm> algorithms;  // by form
 };
 
-// A handle serves one thread at a time.
-struct CudnnHandles {
-  std::mutex mutex;
-  std::map<cuda::Context, cudnn::Handle> handles;
-};
-
-// Calls `use` with the handle of the link's context, which is current.
-template <typename Use>
-absl::Status WithHandle(const cudnn::Library& library, GpuLink* link, const Use& use) {
-  CudnnHandles& all = ProcessWide<CudnnHandles>();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  cudnn::Handle& handle = all.handles[link->context()];
-  if (handle == nullptr) TFMEM_CUDNN_RETURN_IF_ERROR(library, cudnnCreate, &handle);
-  return use(handle);
-}
-
 std::string KeyOf(const ConvolutionForm& form) {
   const auto pair = [](const std::array<int64_t, 2>& sizes) { return absl::StrJoin(sizes, ","); };
   return absl::StrJoin(
@@ -53,25 +38,10 @@ std::string KeyOf(const ConvolutionForm& form) {
       ";");
 }
 
-int64_t BytesOf(cudnn::Type type) {
-  return type == cudnn::kDouble ? 8 : type == cudnn::kFloat ? 4 : 2;
-}
-
 int64_t WorkspaceAligned(int64_t bytes) {
   constexpr int64_t kLast = GpuConvolution::kWorkspaceAlignment - 1;
   return (bytes + kLast) & ~kLast;
 }
-
-// One and zero, as cuDNN reads them for a type.
-struct CudnnScale {
-  explicit CudnnScale(cudnn::Type type) : wide(type == cudnn::kDouble) {}
-  const void* one() const { return wide ? static_cast<const void*>(&wide_one) : &narrow_one; }
-  const void* zero() const { return wide ? static_cast<const void*>(&wide_zero) : &narrow_zero; }
-
-  const bool wide;
-  const double wide_one = 1, wide_zero = 0;
-  const float narrow_one = 1, narrow_zero = 0;
-};
 
 }  // namespace
 
@@ -125,12 +95,7 @@ absl::Status GpuConvolution::SetMath(int math) const {
 
 absl::Status GpuConvolution::SetImage(cudnn::Tensor tensor, int64_t channels,
                                       const std::array<int64_t, 2>& sizes) const {
-  const int64_t pixels = sizes[0] * sizes[1], whole = pixels * channels;
-  const bool last = form_.channels_last;
-  TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnSetTensor4dDescriptorEx, tensor, form_.type,
-                              form_.batch, channels, sizes[0], sizes[1], whole, last ? 1 : pixels,
-                              last ? sizes[1] * channels : sizes[1], last ? channels : 1);
-  return absl::OkStatus();
+  return SetImages(library_, tensor, form_.type, form_.channels_last, form_.batch, channels, sizes);
 }
 
 absl::Status GpuConvolution::SetFilters() {
@@ -158,7 +123,7 @@ absl::Status GpuConvolution::SetFilters() {
 absl::StatusOr<std::vector<cudnn::Algorithm>> GpuConvolution::Algorithms() const {
   std::vector<cudnn::Algorithm> found(kMostAsked);
   int count = 0;
-  TFMEM_RETURN_IF_ERROR(WithHandle(library_, link_, [&](cudnn::Handle handle) -> absl::Status {
+  TFMEM_RETURN_IF_ERROR(WithCudnnHandle(library_, link_, [&](cudnn::Handle handle) -> absl::Status {
     switch (form_.kind) {
       case ConvolutionKind::kForward:
         TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnGetConvolutionForwardAlgorithm_v7, handle, x_,
@@ -256,7 +221,7 @@ cudnn::Algorithm GpuConvolution::Fastest(const std::vector<cudnn::Algorithm>& al
   address = WorkspaceAligned(address);
   const uint64_t w_at = address + x, y_at = w_at + filter_bytes_, scratch = y_at + y;
   const auto enqueue = [&](cuda::Stream stream, int64_t runs) -> absl::Status {
-    return WithHandle(library_, link_, [&](cudnn::Handle handle) -> absl::Status {
+    return WithCudnnHandle(library_, link_, [&](cudnn::Handle handle) -> absl::Status {
       TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnSetStream, handle, stream);
       for (int64_t i = 0; i < runs; ++i) {
         TFMEM_RETURN_IF_ERROR(Run(handle, address, w_at, y_at, scratch));
@@ -298,7 +263,7 @@ cudnn::Algorithm GpuConvolution::Fastest(const std::vector<cudnn::Algorithm>& al
 absl::Status GpuConvolution::Enqueue(cuda::Stream stream,
                                      absl::Span<const uint64_t> addresses) const {
   const uint64_t a = addresses[0], b = addresses[1], made = addresses[2];
-  return WithHandle(library_, link_, [&](cudnn::Handle handle) -> absl::Status {
+  return WithCudnnHandle(library_, link_, [&](cudnn::Handle handle) -> absl::Status {
     TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnSetStream, handle, stream);
     switch (form_.kind) {
       case ConvolutionKind::kForward:

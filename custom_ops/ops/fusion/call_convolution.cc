@@ -15,21 +15,6 @@ namespace {
 
 using ::tensorflow::TensorShape;
 
-absl::StatusOr<cudnn::Type> CudnnTypeOf(ValueDType dtype) {
-  switch (dtype) {
-    case ValueDType::kFloat32:
-      return cudnn::kFloat;
-    case ValueDType::kFloat64:
-      return cudnn::kDouble;
-    case ValueDType::kFloat16:
-      return cudnn::kHalf;
-    case ValueDType::kBfloat16:
-      return cudnn::kBfloat16;
-    default:
-      return absl::UnimplementedError(absl::StrCat("cuDNN convolves no ", NameOf(dtype), " here"));
-  }
-}
-
 ConvolutionKind KindOf(const std::string& op) {
   return absl::EndsWith(op, "BackpropInput")    ? ConvolutionKind::kInputGradient
          : absl::EndsWith(op, "BackpropFilter") ? ConvolutionKind::kFilterGradient
@@ -37,23 +22,6 @@ ConvolutionKind KindOf(const std::string& op) {
 }
 
 constexpr char kDepthwise[] = "DepthwiseConv2dNative";
-
-// Of a list for [n, h, w, c] or [n, c, h, w] those of height and width; the others are 1.
-absl::Status ReadSpatial(const tensorflow::NodeDef& node, const char* name, int first,
-                         std::array<int64_t, 2>* found) {
-  std::vector<int64_t> all;
-  TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, name, &all));
-  const auto fits = [](int64_t each) {
-    return each >= 1 && each <= std::numeric_limits<int32_t>::max();
-  };
-  const bool four = all.size() == 4 && std::all_of(all.begin(), all.end(), fits);
-  if (!four || all[0] != 1 || all[first == 1 ? 3 : 1] != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("region: a convolution with ", name, " [", absl::StrJoin(all, ","), "]"));
-  }
-  *found = {all[first], all[first + 1]};
-  return absl::OkStatus();
-}
 
 // Padding before and after, of both dimensions, as TensorFlow has it.
 absl::Status ReadPadding(const tensorflow::NodeDef& node, int first, ConvolutionForm* form) {
@@ -97,6 +65,37 @@ absl::Status ReadPadding(const tensorflow::NodeDef& node, int first, Convolution
 }
 
 }  // namespace
+
+absl::StatusOr<cudnn::Type> CudnnTypeOf(ValueDType dtype) {
+  switch (dtype) {
+    case ValueDType::kFloat32:
+      return cudnn::kFloat;
+    case ValueDType::kFloat64:
+      return cudnn::kDouble;
+    case ValueDType::kFloat16:
+      return cudnn::kHalf;
+    case ValueDType::kBfloat16:
+      return cudnn::kBfloat16;
+    default:
+      return absl::UnimplementedError(absl::StrCat("cuDNN computes no ", NameOf(dtype), " here"));
+  }
+}
+
+absl::Status ReadSpatial(const tensorflow::NodeDef& node, const char* name, int first,
+                         std::array<int64_t, 2>* found) {
+  std::vector<int64_t> all;
+  TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, name, &all));
+  const auto fits = [](int64_t each) {
+    return each >= 1 && each <= std::numeric_limits<int32_t>::max();
+  };
+  const bool four = all.size() == 4 && std::all_of(all.begin(), all.end(), fits);
+  if (!four || all[0] != 1 || all[first == 1 ? 3 : 1] != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("region: a call with ", name, " [", absl::StrJoin(all, ","), "]"));
+  }
+  *found = {all[first], all[first + 1]};
+  return absl::OkStatus();
+}
 
 bool IsConvolution(const std::string& op) {
   for (const char* name : {"Conv2D", kDepthwise}) {

@@ -1,6 +1,7 @@
 // A region's call of a convolution of images, or of one of its gradients, as cuDNN computes it.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,13 @@
 #include "custom_ops/ops/fusion/region_shapes.h"
 
 namespace tfmem {
+
+absl::StatusOr<cudnn::Type> CudnnTypeOf(ValueDType dtype);
+
+// Of an attribute for [n, h, w, c], if `first` is 1, or [n, c, h, w] those of height and width; the
+// others have to be 1.
+absl::Status ReadSpatial(const tensorflow::NodeDef& node, const char* name, int first,
+                         std::array<int64_t, 2>* found);
 
 bool IsConvolution(const std::string& op);
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/fusion/call_convolution.h"
+#include "custom_ops/ops/fusion/call_pooling.h"
 #include "custom_ops/ops/fusion/region_memory.h"
 #include "custom_ops/ops/fusion/step_schedule.h"
 #include "custom_ops/ops/sizes.h"
@@ -88,7 +89,7 @@ absl::StatusOr<ProductForm> ProductOf(const CompiledRegion& compiled, int number
     TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "adj_y", &form.transpose_right));
   } else {
     return absl::UnimplementedError(absl::StrCat(
-        "call of ", step.op, ": a region on a GPU calls products and convolutions alone"));
+        "call of ", step.op, ": a region on a GPU calls products, convolutions and MaxPool alone"));
   }
   TFMEM_ASSIGN_OR_RETURN(form.type, TypeOf(compiled.region.values[step.inputs[0]].dtype));
   const TensorShape& left = values[step.inputs[0]];
@@ -158,6 +159,7 @@ absl::StatusOr<std::vector<Shape>> GpuSteps::PrepareKernel(int number, const Exp
 absl::Status GpuSteps::PrepareCall(int number, const std::vector<TensorShape>& values) {
   const RegionStep& called = compiled_.region.steps[number];
   if (IsConvolution(called.op)) return PrepareConvolution(number, values);
+  if (IsPooling(called.op)) return PreparePooling(number, values);
   TFMEM_ASSIGN_OR_RETURN(const ProductForm form, ProductOf(compiled_, number, tf32_, values));
   const int64_t numbers = values[called.first_output].num_elements();
   if (numbers == 0) return absl::OkStatus();
@@ -189,8 +191,29 @@ absl::Status GpuSteps::PrepareConvolution(int number, const std::vector<TensorSh
     step.swapped = form.kind == ConvolutionKind::kInputGradient;
     return PrepareProduct(number, *product);
   }
-  TFMEM_ASSIGN_OR_RETURN(step.convolution, GpuConvolution::Make(link_, form, *trial_, timed_));
-  SetWorkspace(number, step.convolution->workspace_bytes());
+  TFMEM_ASSIGN_OR_RETURN(std::shared_ptr<GpuConvolution> convolution,
+                         GpuConvolution::Make(link_, form, *trial_, timed_));
+  SetWorkspace(number, convolution->workspace_bytes());
+  step.cudnn = [convolution](cuda::Stream stream, auto addresses) {
+    return convolution->Enqueue(stream, addresses);
+  };
+  return absl::OkStatus();
+}
+
+absl::Status GpuSteps::PreparePooling(int number, const std::vector<TensorShape>& values) {
+  TFMEM_ASSIGN_OR_RETURN(const PoolingForm form, PoolingOf(compiled_, number, values));
+  const RegionStep& called = compiled_.region.steps[number];
+  const int64_t numbers = values[called.first_output].num_elements();
+  if (numbers == 0) return absl::OkStatus();
+  if (form.gradient && values[called.inputs[1]].num_elements() == 0) {
+    SetZeros(number, numbers);
+    return absl::OkStatus();
+  }
+  TFMEM_ASSIGN_OR_RETURN(std::shared_ptr<GpuPooling> pooling,
+                         GpuPooling::Make(link_, form, *trial_));
+  steps_[number].cudnn = [pooling](cuda::Stream stream, auto addresses) {
+    return pooling->Enqueue(stream, addresses);
+  };
   return absl::OkStatus();
 }
 
@@ -231,7 +254,7 @@ std::vector<GraphStep> GpuSteps::GraphSteps(RegionShapes* shapes) {
     found.push_back(GraphStepOf(i));
     std::vector<MemoryUse>& used = uses.emplace_back(memory.UsesOf(i));
     if (steps_[i].barrier >= 0) used.push_back({barriers, true});
-    if (steps_[i].convolution != nullptr) used.push_back({handle, true});
+    if (steps_[i].cudnn != nullptr) used.push_back({handle, true});
     if (steps_[i].workspace == 0) continue;
     workspaces[i] = memory.Add(steps_[i].workspace);
     used.push_back({workspaces[i], true});
@@ -258,10 +281,8 @@ GraphStep GpuSteps::GraphStepOf(int number) const {
     made.enqueue = [product = step.product](cuda::Stream stream, auto addresses) {
       return product->Enqueue(stream, addresses);
     };
-  } else if (step.convolution != nullptr) {
-    made.enqueue = [convolution = step.convolution](cuda::Stream stream, auto addresses) {
-      return convolution->Enqueue(stream, addresses);
-    };
+  } else if (step.cudnn != nullptr) {
+    made.enqueue = step.cudnn;
   } else {
     made.zeros = step.zeros;
   }
@@ -280,9 +301,11 @@ std::vector<GraphWords> GpuSteps::Words(const std::vector<uint64_t>& values, uin
       const bool swapped = steps_[i].swapped;
       found.push_back({values[step.inputs[swapped]], values[step.inputs[!swapped]], bias,
                        values[step.first_output], WorkspaceOf(arena + steps_[i].workspace_offset)});
-    } else if (steps_[i].convolution != nullptr) {
-      found.push_back({values[step.inputs[0]], values[step.inputs[1]], values[step.first_output],
-                       WorkspaceOf(arena + steps_[i].workspace_offset)});
+    } else if (steps_[i].cudnn != nullptr) {
+      GraphWords& words = found.emplace_back();
+      for (int input : step.inputs) words.push_back(values[input]);
+      words.push_back(values[step.first_output]);
+      words.push_back(WorkspaceOf(arena + steps_[i].workspace_offset));
     } else if (steps_[i].zeros > 0) {
       found.push_back({values[step.first_output]});
     }

@@ -1,13 +1,13 @@
-// The kernels, products and convolutions of a region on a GPU, for given shapes.
+// The kernels and the libraries' calls of a region on a GPU, for given shapes.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "custom_ops/ops/cuda/gpu_convolution.h"
 #include "custom_ops/ops/cuda/gpu_graph.h"
 #include "custom_ops/ops/cuda/gpu_product.h"
 #include "custom_ops/ops/fusion/fusion_kernel.h"
@@ -61,7 +61,8 @@ class GpuSteps : public RegionSteps {
     int barrier = -1;              // which one
     std::shared_ptr<GpuProduct> product;
     bool swapped = false;  // whether the call's second input is the product's left operand
-    std::shared_ptr<GpuConvolution> convolution;
+    // What cuDNN computes, at the addresses of the inputs, of the output, and of the workspace.
+    std::function<absl::Status(cuda::Stream, absl::Span<const uint64_t>)> cudnn;
     int64_t zeros = 0;  // bytes of a sum of nothing
     int64_t workspace = 0;
     int64_t workspace_offset = 0;  // in the arena
@@ -70,11 +71,11 @@ class GpuSteps : public RegionSteps {
   bool IsKernel(int step) const { return kernels_[step].description != nullptr; }
   bool Runs(int step) const {
     const Step& found = steps_[step];
-    return IsKernel(step) || found.product != nullptr || found.convolution != nullptr ||
-           found.zeros > 0;
+    return IsKernel(step) || found.product != nullptr || found.cudnn != nullptr || found.zeros > 0;
   }
   absl::Status PrepareProduct(int step, const ProductForm& form);
   absl::Status PrepareConvolution(int step, const std::vector<tensorflow::TensorShape>& values);
+  absl::Status PreparePooling(int step, const std::vector<tensorflow::TensorShape>& values);
   void SetWorkspace(int step, int64_t bytes);
   void SetZeros(int step, int64_t numbers);
   GraphStep GraphStepOf(int step) const;

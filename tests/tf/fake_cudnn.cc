@@ -418,7 +418,8 @@ int cudnnPoolingBackward(Handle* handle, Pooling* pooling, const void* alpha, Te
     OfType(x.type, [&](auto type) {
       using Number = decltype(type);
       const auto* from = static_cast<const Number*>(x_at);
-      const auto *made = static_cast<const Number*>(y_at), *given = static_cast<const Number*>(dy_at);
+      const auto *made = static_cast<const Number*>(y_at),
+                 *given = static_cast<const Number*>(dy_at);
       std::vector<double> sums(Numbers(x));
       VisitMaxima(pooling, x, from, y, [&](int64_t at, int64_t of) {
         const bool same = static_cast<double>(made[at]) == static_cast<double>(from[of]);

@@ -69,9 +69,10 @@ class Reason(Enum):
     LOOP_FETCHED = "recurrent", "'{node}' itself is fetched by name"
     SHAPE_CHECK = "recurrent", "'{node}' (EnsureShape) refuses shapes that are not known before the step runs"
     NO_STATE = "recurrent", "the loop carries no state from step to step"
-    STATE_DTYPE = (
+    STATE_DTYPE = "recurrent", "'{node}' is {dtype}; expected a floating-point state, a counter or a growing sum"
+    STATE_SEED = (
         "recurrent",
-        "the loop variable '{node}' is {dtype}; expected a floating-point state, a counter, or a sum that only grows",
+        "'{node}' is a seed; write seeds = tf.random.split(seed, steps) before the loop, and read seeds[i] in it",
     )
     STATE_SHAPE = "recurrent", "the state '{node}' has shape {shape}; expected [batch, units]"
     STATE_DTYPES = "recurrent", "the states have different types: {types}"
@@ -262,8 +263,7 @@ class Reason(Enum):
     CONVOLUTION_SIZES = "fusion", "sizes of its images or filters are unknown, other than the batch"
     CONVOLUTION_LARGE = "fusion", "it has a tensor of {count} numbers, more than int32 counts"
     CONVOLUTION_PADDING = "fusion", "it is padded by {before} before and {after} behind; cuDNN pads both sides alike"
-    POOLING_FORM = "fusion", "regions on a GPU do not pool images in {images} with padding {padding}"
-    POOLING_ACROSS = "fusion", "it pools images of the batch, or channels, with one another"
+    NO_POOLING = "fusion", "regions on a GPU pool no images in {images} with padding {padding} and windows {window}"
     NO_FUSED_PRODUCT = "fusion", "regions on a GPU do not call {op} with {fused}"
 
     # Fusion: ops in kernels

@@ -50,12 +50,11 @@ def not_pooled(graph: Graph, node: Node) -> Refusal | None:
         if spec is not None and spec.sizes is not None and prod(spec.sizes) > _MOST:
             return Reason.CONVOLUTION_LARGE(count=prod(spec.sizes))
     padding, images = text(node.attrs.get("padding")), _format(node)
-    if padding not in ("SAME", "VALID") or images not in ("NHWC", "NCHW"):
-        return Reason.POOLING_FORM(padding=padding, images=images)
+    window, strides = (integers(node.attrs.get(name)) for name in ("ksize", "strides"))
     across = (0, 3 if images == "NHWC" else 1)
-    windows = (integers(node.attrs.get(name)) for name in ("ksize", "strides"))
-    if any(window[place] != 1 for window in windows for place in across):
-        return Reason.POOLING_ACROSS()
+    one = all(found[place] == 1 for found in (window, strides) for place in across)
+    if not one or padding not in ("SAME", "VALID") or images not in ("NHWC", "NCHW"):
+        return Reason.NO_POOLING(images=images, padding=padding, window=list(window))
     return None
 
 

@@ -190,8 +190,7 @@ ON_A_GPU = {
     Reason.CONVOLUTION_SIZES: convolution((2, None, 8, 3)),
     Reason.CONVOLUTION_LARGE: convolution((1 << 24, 8, 8, 3)),
     Reason.CONVOLUTION_PADDING: convolution(padding="SAME"),
-    Reason.POOLING_FORM: pooling(padding="EXPLICIT"),
-    Reason.POOLING_ACROSS: pooling(over=2),
+    Reason.NO_POOLING: pooling(padding="EXPLICIT"),
     Reason.HOST_RESULT: Op("AddV2", [Of(dtype="int32")] * 2, [Of(dtype="int32")]),
     Reason.HOST_VARIABLE: Op("ReadVariableOp", (variable(dtype="int32"),), [Of(dtype="int32")], stateful=True),
     Reason.NO_PRODUCT: Op("Einsum", (MATRIX, MATRIX), (MATRIX,)),
@@ -207,6 +206,7 @@ ON_A_GPU = {
         (pooling((None, 8, 8, 3)), None),
         (pooling((2, 8, None, 3)), Reason.CONVOLUTION_SIZES),
         (pooling((1 << 24, 8, 8, 3)), Reason.CONVOLUTION_LARGE),
+        (pooling(over=2), Reason.NO_POOLING),
         (Op("MaxPool", [Of((2, 8, 8, 3), "float64")], [Of((2, 4, 4, 3), "float64")]), Reason.NO_CONVOLUTION_OF),
     ],
 )

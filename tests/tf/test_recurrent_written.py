@@ -239,6 +239,15 @@ def test_reasons() -> None:
 
         return tf.scan(step, steps_of(x), zeros(x, 300))
 
+    def seed(x: Any) -> Any:
+        def step(states: Any, item: Any) -> Any:
+            pair = tf.random.split(states[1], 2)
+            noise = tf.random.stateless_normal(tf.shape(states[0]), pair[0])
+            return tf.tanh(item @ W + states[0] @ R + noise), pair[1]
+
+        return tf.scan(step, steps_of(x), (zeros(x, UNITS), tf.constant([1, 2])))
+
+    assert reasons(seed) == {Reason.STATE_SEED}
     assert reasons(complex_state) == {Reason.STATE_COMPLEX}
     assert reasons(two_types) == {Reason.STATE_DTYPES}
     assert reasons(single) == {Reason.STATE_SINGLE}

@@ -62,7 +62,8 @@ class States:
             if dtype == "bool" and shape is not None and len(shape) in (1, 2):
                 continue
             if dtype not in FLOATS:
-                raise Unreadable(Reason.STATE_DTYPE(node=name, dtype=dtype))
+                seed = self._is_seed(dtype, shape)
+                raise Unreadable(Reason.STATE_SEED(node=name) if seed else Reason.STATE_DTYPE(node=name, dtype=dtype))
             if shape is None or len(shape) > 2:
                 raise Unreadable(Reason.STATE_SHAPE(node=name, shape=spec and spec.shape))
             if len(shape) == 2 and not shape[1]:
@@ -74,6 +75,11 @@ class States:
             types = ", ".join(f"'{name}' {dtype}" for dtype, name in found.items())
             raise Unreadable(Reason.STATE_DTYPES(types=types))
         return next(iter(found))
+
+    def _is_seed(self, dtype: str, shape: tuple[int | None, ...] | None) -> bool:
+        """Whether a state is two numbers in a cell that draws by seeds."""
+        draws = any(node.op.startswith("StatelessRandom") for node in self.loop.body.graph)
+        return draws and shape == (2,) and dtype in ("int32", "int64", "uint32", "uint64")
 
     def name(self, place: int) -> str:
         """The op that makes a state; its name has the layer's and the cell's, which that of a loop variable has not."""

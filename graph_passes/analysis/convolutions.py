@@ -12,6 +12,7 @@ from graph_passes.refusals import Reason, Refusal
 # Ops, and the input that says how large what they give is.
 SIZED = {f"{op}BackpropInput": 0 for op in ("Conv2D", "DepthwiseConv2dNative")}
 SIZED |= {f"{op}BackpropFilter": 1 for op in ("Conv2D", "DepthwiseConv2dNative")}
+SIZED["AvgPoolGrad"] = 0
 
 _MOST = (1 << 31) - 1  # numbers of a tensor that cuDNN takes
 
@@ -42,9 +43,14 @@ def refused(graph: Graph, node: Node) -> Refusal | None:
 
 
 def not_pooled(graph: Graph, node: Node) -> Refusal | None:
-    """Why cuDNN takes no maximum of windows, or gradient of one, such as this one; the batch's size may be unknown."""
-    image, result = (graph.specs.get(tensor) for tensor in (node.inputs[0], TensorId(node.name)))
-    if not _known(image, (1, 2, 3)) or not _known(result, (1, 2, 3)):
+    """Why cuDNN pools no windows such as these, or takes no such gradient; the batch's size may be unknown."""
+    given = node.inputs[1 if node.op in SIZED else 0]
+    image, result = (graph.specs.get(tensor) for tensor in (given, TensorId(node.name)))
+    if (
+        not _known(image, (1, 2, 3))
+        or not _known(result, (1, 2, 3))
+        or (node.op in SIZED and not said_sizes(graph, node))
+    ):
         return Reason.CONVOLUTION_SIZES()
     for spec in (image, result):
         if spec is not None and spec.sizes is not None and prod(spec.sizes) > _MOST:

@@ -26,8 +26,8 @@ class Capabilities:
         fused: what `_FusedMatMul` may have fused into it.
         convolutions: ops that convolve images, and which a region can call.
         convolved: dtypes that they take.
-        pooled: ops that take the maximum of windows of images, or its gradient, and which a region can call; of dtypes
-            that are convolved.
+        pooled: ops that take the maximum or the average of windows of images, or its gradient, and which a region can
+            call; of dtypes that are convolved.
     """
 
     on_host: frozenset[str]
@@ -75,7 +75,7 @@ CUDA = Capabilities(
     fused=frozenset({("BiasAdd",), ("BiasAdd", "Relu")}),
     convolutions=_CONVOLUTIONS | _DEPTHWISE,
     convolved=frozenset({"float16", "bfloat16", "float32"}),
-    pooled=frozenset({"MaxPool", "MaxPoolGrad"}),
+    pooled=frozenset({"MaxPool", "MaxPoolGrad", "AvgPool", "AvgPoolGrad"}),
 )
 
 

@@ -1,4 +1,4 @@
-"""MaxPool and its gradient as calls of regions on a GPU, equal to TensorFlow's to the bit. Needs a GPU."""
+"""Pooling and its gradients as calls of regions on a GPU, MaxPool equal to TensorFlow's to the bit. Needs a GPU."""
 
 from __future__ import annotations
 
@@ -48,6 +48,34 @@ def test_pooling_and_its_gradient(form: str, dtype: str, layout: str) -> None:
     steps = [step for region in tfmem.report(stitched).regions for step in region.steps]
     inside = Counter(op for step in steps for _, op in step.ops)
     assert inside["MaxPool"] == inside["MaxPoolGrad"] == 1, inside
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_average_and_its_gradient(form: str, dtype: str, layout: str) -> None:
+    (n, h, w, c), window, strides, padding = FORMS[form]
+    shape = (n, h, w, c) if layout == "NHWC" else (n, c, h, w)
+    x = tf.cast(tf.constant(np.random.default_rng(0).normal(size=shape)), dtype)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.avg_pool2d(tf.nn.tanh(x) * 2, window, strides, padding, layout)
+            loss = tf.reduce_sum(tf.cast(y * y, tf.float32))
+        return y, tape.gradient(loss, x)
+
+    options = tfmem.FusionOptions(tune="off")
+    stitched = tfmem.optimize(tf.function(step), passes=("fusion",), fusion=options, cache_directory="")
+    unit = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    for found, expected in zip(stitched(x), tf.function(step)(x), strict=True):
+        largest = float(tf.reduce_max(tf.abs(tf.cast(expected, tf.float32))))
+        np.testing.assert_allclose(
+            tf.cast(found, tf.float32), tf.cast(expected, tf.float32), atol=unit * largest, rtol=0
+        )
+    steps = [step for region in tfmem.report(stitched).regions for step in region.steps]
+    inside = Counter(op for step in steps for _, op in step.ops)
+    assert inside["AvgPool"] == inside["AvgPoolGrad"] == 1, inside
 
 
 def test_numbers_that_are_none() -> None:

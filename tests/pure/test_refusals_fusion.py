@@ -185,6 +185,12 @@ def pooling(image: Shape = (2, 8, 8, 3), padding: str = "VALID", over: int = 1) 
     return Op("MaxPool", [Of(image)], [Of((2, 4, 4, 3))], attrs=attrs)
 
 
+def averaged(sizes: Of) -> Op:
+    """The gradient of the average of 2 x 2 pixels."""
+    attrs = {"ksize": (1, 2, 2, 1), "strides": (1, 2, 2, 1), "padding": "VALID"}
+    return Op("AvgPoolGrad", [sizes, Of((2, 4, 4, 3))], [Of((2, 8, 8, 3))], attrs=attrs)
+
+
 ON_A_GPU = {
     Reason.NO_CONVOLUTION_OF: convolution(dtype="float64"),
     Reason.CONVOLUTION_SIZES: convolution((2, None, 8, 3)),
@@ -207,6 +213,8 @@ ON_A_GPU = {
         (pooling((2, 8, None, 3)), Reason.CONVOLUTION_SIZES),
         (pooling((1 << 24, 8, 8, 3)), Reason.CONVOLUTION_LARGE),
         (pooling(over=2), Reason.NO_POOLING),
+        (averaged(Of((4,), "int32", [2, 8, 8, 3])), None),
+        (averaged(Of((4,), "int32")), Reason.CONVOLUTION_SIZES),
         (Op("MaxPool", [Of((2, 8, 8, 3), "float64")], [Of((2, 4, 4, 3), "float64")]), Reason.NO_CONVOLUTION_OF),
     ],
 )

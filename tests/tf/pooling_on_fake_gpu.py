@@ -1,4 +1,4 @@
-"""MaxPool and its gradient as calls in regions on the fake cuDNN. Run by test_fusion_gpu.py.
+"""MaxPool, AvgPool and their gradients as calls in regions on the fake cuDNN. Run by test_fusion_gpu.py.
 
 TensorFlow makes no CPU kernel for channels first, so these are tested on a GPU (tests/gpu/test_pooling_gpu.py)."""
 
@@ -65,6 +65,33 @@ def test_pooling_and_its_gradient_are_in_one_region(
         for found, expected in zip(stitched(x), step(x), strict=True):
             np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(expected, tf.float32))
     assert len(require_stitched(stitched, "MaxPool", "MaxPoolGrad").regions) == 1
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("name", FORMS)
+def test_averages_and_their_gradient_are_in_one_region(
+    gpu: FakeGpu, on_gpu: Callable[..., None], name: str, dtype: Any
+) -> None:
+    on_gpu()
+    _, window, strides, padding = FORMS[name]
+
+    def averaged(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.avg_pool2d(tf.nn.relu(x) * 2, window, strides, padding)
+            loss = tf.reduce_sum(tf.cast(y * y, tf.float32))
+        return y, tape.gradient(loss, x)
+
+    x, step = given(FORMS[name], dtype), tf.function(averaged)
+    stitched = optimized(step)
+    for _ in range(2):
+        for found, expected in zip(stitched(x), step(x), strict=True):
+            unit = 1e-6 if dtype == tf.float32 else 1.6e-2
+            close(
+                tf.cast(found, tf.float32), tf.cast(expected, tf.float32), unit * float(tf.reduce_max(tf.abs(expected)))
+            )
+    assert len(require_stitched(stitched, "AvgPool", "AvgPoolGrad").regions) == 1
 
 
 def test_a_batch_may_be_of_any_size(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:

@@ -61,6 +61,6 @@ def test_programs_that_do_not_fit(gpu: FakeGpu) -> None:
 def test_calls_that_no_gpu_makes(gpu: FakeGpu) -> None:
     step = Call("Tanh", call("Tanh", (0,), (1,), T=tf.float32).attrs, (0,), (1,))
     with pytest.raises(
-        tf.errors.UnimplementedError, match="a region on a GPU calls products, convolutions and MaxPool alone"
+        tf.errors.UnimplementedError, match="a region on a GPU calls products, convolutions and pooling alone"
     ):
         stitched(gpu, Region(1, (), (floats(3),) * 2, (step,), (1,)))(np.ones(3, np.float32))

@@ -30,7 +30,7 @@ enum Mode : int { kCrossCorrelation = 1 };
 // Of float32 `kDefaultMath` rounds factors to TensorFloat-32, `kFmaMath` does not.
 enum Math : int { kDefaultMath = 0, kTensorOpMath = 1, kFmaMath = 3 };
 enum Determinism : int { kDeterministic = 1 };
-enum PoolingMode : int { kDeterministicMax = 3 };
+enum PoolingMode : int { kAverageOfImage = 2, kDeterministicMax = 3 };  // without what is padded
 enum NanPropagation : int { kSkipNan = 0, kPropagateNan = 1 };
 
 // An algorithm and what it takes, as cudnnConvolution*AlgoPerf_t has it.

@@ -36,10 +36,11 @@ absl::Status GpuPooling::Open() {
   };
   TFMEM_RETURN_IF_ERROR(set(x_, form_.image));
   TFMEM_RETURN_IF_ERROR(set(y_, form_.result));
-  TFMEM_CUDNN_RETURN_IF_ERROR(
-      library_, cudnnSetPooling2dDescriptor, pooling_, cudnn::kDeterministicMax,
-      form_.propagates_nan ? cudnn::kPropagateNan : cudnn::kSkipNan, form_.window[0],
-      form_.window[1], form_.pad[0], form_.pad[1], form_.stride[0], form_.stride[1]);
+  TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnSetPooling2dDescriptor, pooling_,
+                              form_.average ? cudnn::kAverageOfImage : cudnn::kDeterministicMax,
+                              form_.propagates_nan ? cudnn::kPropagateNan : cudnn::kSkipNan,
+                              form_.window[0], form_.window[1], form_.pad[0], form_.pad[1],
+                              form_.stride[0], form_.stride[1]);
   return absl::OkStatus();
 }
 
@@ -56,8 +57,9 @@ absl::Status GpuPooling::Try(const GpuTrial& trial) const {
   if (!current.status().ok()) return current.status();
   TFMEM_CUDA_RETURN_IF_ERROR(link_->driver(), cuMemsetD8Async, address, 0, total, trial.stream);
   const uint64_t y_at = address + x, dy_at = y_at + y, dx_at = dy_at + y;
-  if (form_.gradient) return Enqueue(trial.stream, {address, y_at, dy_at, dx_at});
-  return Enqueue(trial.stream, {address, y_at});
+  if (!form_.gradient) return Enqueue(trial.stream, {address, y_at});
+  if (form_.average) return Enqueue(trial.stream, {dy_at, dx_at});
+  return Enqueue(trial.stream, {address, y_at, dy_at, dx_at});
 }
 
 absl::Status GpuPooling::Enqueue(cuda::Stream stream, absl::Span<const uint64_t> addresses) const {
@@ -66,8 +68,10 @@ absl::Status GpuPooling::Enqueue(cuda::Stream stream, absl::Span<const uint64_t>
   return WithCudnnHandle(library_, link_, [&](cudnn::Handle handle) -> absl::Status {
     TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnSetStream, handle, stream);
     if (form_.gradient) {
+      // That of an average reads neither x nor y, but takes addresses of both.
+      const int x = form_.average ? 1 : 0, y = form_.average ? 0 : 1, dy = form_.average ? 0 : 2;
       TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnPoolingBackward, handle, pooling_, scale.one(), y_,
-                                  at(1), y_, at(2), x_, at(0), scale.zero(), x_, at(3));
+                                  at(y), y_, at(dy), x_, at(x), scale.zero(), x_, at(dy + 1));
     } else {
       TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnPoolingForward, handle, pooling_, scale.one(), x_,
                                   at(0), scale.zero(), y_, at(1));

@@ -1,4 +1,4 @@
-// The maximum of windows of images, and its gradient, by cuDNN. Knows no TensorFlow.
+// The maximum or the average of windows of images, and its gradient, by cuDNN. Knows no TensorFlow.
 #pragma once
 
 #include <array>
@@ -14,10 +14,12 @@
 
 namespace tfmem {
 
-// y[n, p, c] = max over r of x[n, stride p + r - pad, c], in two dimensions; or the gradient, which
-// gives what y has of it to the element of x that is the maximum. x and y lie with the channels
-// last or first. A window may end behind the image.
+// y[n, p, c] = max over r of x[n, stride p + r - pad, c], in two dimensions, or the average of
+// those that lie in the image; or the gradient, which gives what y has of it to the element of x
+// that is the maximum, or to all of the window. x and y lie with the channels last or first. A
+// window may end behind the image.
 struct PoolingForm {
+  bool average = false;
   bool gradient = false;
   bool propagates_nan = false;
   cudnn::Type type = cudnn::kFloat;
@@ -38,8 +40,8 @@ class GpuPooling {
                                                           const GpuTrial& trial);
   ~GpuPooling();
 
-  // Addresses: x and y, or x, y, what y has of the gradient, and what x gets. Runs on `stream`, or
-  // is captured there. Equal from run to run.
+  // Addresses: x and y, or, of a gradient, x, y, what y has of it, and what x gets, without x and y
+  // of an average. Runs on `stream`, or is captured there. Equal from run to run.
   absl::Status Enqueue(cuda::Stream stream, absl::Span<const uint64_t> addresses) const;
 
  private:

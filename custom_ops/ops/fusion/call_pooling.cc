@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "custom_ops/ops/fusion/call_convolution.h"
 #include "custom_ops/ops/sizes.h"
@@ -15,29 +16,38 @@ namespace {
 
 using ::tensorflow::TensorShape;
 
-constexpr char kGradient[] = "MaxPoolGrad";
+constexpr char kMax[] = "MaxPool", kAverage[] = "AvgPool";
 
 }  // namespace
 
-bool IsPooling(const std::string& op) { return op == "MaxPool" || op == kGradient; }
+bool IsPooling(const std::string& op) {
+  for (const char* name : {kMax, kAverage}) {
+    if (op == name || op == absl::StrCat(name, "Grad")) return true;
+  }
+  return false;
+}
 
 absl::StatusOr<PoolingForm> PoolingOf(const CompiledRegion& compiled, int number,
                                       const std::vector<TensorShape>& values) {
   const RegionStep& step = compiled.region.steps[number];
   const tensorflow::NodeDef& node = compiled.calls[number]->node();
   PoolingForm form;
-  form.gradient = step.op == kGradient;
-  const TensorShape& x = values[step.inputs[0]];
-  const TensorShape& y = values[form.gradient ? step.inputs[1] : step.first_output];
+  form.average = absl::StartsWith(step.op, kAverage);
+  form.gradient = absl::EndsWith(step.op, "Grad");
+  const size_t expected = form.gradient && !form.average ? 3 : 1;
+  if (step.inputs.size() != expected) {
+    return absl::UnimplementedError(absl::StrCat(
+        "call of ", step.op, ": a region on a GPU calls it with sizes that are constants"));
+  }
+  const TensorShape& made = values[step.first_output];
+  const TensorShape& x = form.gradient ? made : values[step.inputs[0]];
+  const TensorShape& y = form.gradient ? values[step.inputs.back()] : made;
   const auto wrong = [&] {
     return absl::InvalidArgumentError(absl::StrCat("region: a call of ", step.op, " pools ",
-                                                   x.DebugString(), " and gives ",
-                                                   values[step.first_output].DebugString()));
+                                                   x.DebugString(), " in windows to ",
+                                                   y.DebugString()));
   };
-  if (step.inputs.size() != (form.gradient ? 3u : 1u)) return wrong();
-  if (form.gradient && (values[step.first_output] != x || values[step.inputs[2]] != y)) {
-    return wrong();
-  }
+  if (expected == 3 && (values[step.inputs[0]] != x || values[step.inputs[1]] != y)) return wrong();
   TFMEM_ASSIGN_OR_RETURN(form.type, CudnnTypeOf(compiled.region.values[step.inputs[0]].dtype));
   std::string format, padding;
   TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "data_format", &format));

@@ -1,4 +1,4 @@
-// A region's call of MaxPool or MaxPoolGrad, as cuDNN computes it.
+// A region's call of MaxPool, AvgPool or one of their gradients, as cuDNN computes it.
 #pragma once
 
 #include <string>

@@ -89,7 +89,7 @@ absl::StatusOr<ProductForm> ProductOf(const CompiledRegion& compiled, int number
     TFMEM_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node, "adj_y", &form.transpose_right));
   } else {
     return absl::UnimplementedError(absl::StrCat(
-        "call of ", step.op, ": a region on a GPU calls products, convolutions and MaxPool alone"));
+        "call of ", step.op, ": a region on a GPU calls products, convolutions and pooling alone"));
   }
   TFMEM_ASSIGN_OR_RETURN(form.type, TypeOf(compiled.region.values[step.inputs[0]].dtype));
   const TensorShape& left = values[step.inputs[0]];
@@ -205,7 +205,7 @@ absl::Status GpuSteps::PreparePooling(int number, const std::vector<TensorShape>
   const RegionStep& called = compiled_.region.steps[number];
   const int64_t numbers = values[called.first_output].num_elements();
   if (numbers == 0) return absl::OkStatus();
-  if (form.gradient && values[called.inputs[1]].num_elements() == 0) {
+  if (form.gradient && values[called.inputs.back()].num_elements() == 0) {
     SetZeros(number, numbers);
     return absl::OkStatus();
   }

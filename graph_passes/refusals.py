@@ -262,7 +262,6 @@ class Reason(Enum):
     NO_CONVOLUTION_OF = "fusion", "regions on a GPU neither convolve nor pool {dtypes}"
     CONVOLUTION_SIZES = "fusion", "sizes of its images or filters are unknown, other than the batch"
     CONVOLUTION_LARGE = "fusion", "it has a tensor of {count} numbers, more than int32 counts"
-    CONVOLUTION_PADDING = "fusion", "it is padded by {before} before and {after} behind; cuDNN pads both sides alike"
     NO_POOLING = "fusion", "regions on a GPU pool no images in {images} with padding {padding} and windows {window}"
     NO_FUSED_PRODUCT = "fusion", "regions on a GPU do not call {op} with {fused}"
 

@@ -1,9 +1,19 @@
-"""Convolutions of images, pooling and their gradients as calls of cuDNN: what it computes, and where sizes are said."""
+"""Convolutions of images, pooling and their gradients as calls of cuDNN: what it computes, and where sizes are said.
+
+cuDNN pads both sides of an image alike. TensorFlow often pads one number more behind: an image of 8 pixels, 3 of which
+make every other pixel of the result, gets one behind. Such a convolution is that of a padded image, without padding:
+
+    Conv2D                 pad the image, convolve
+    Conv2DBackpropInput    the gradient of the padded image, of which a part is the image's
+    Conv2DBackpropFilter   pad the image, the gradient by it
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from operator import add
 
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, integers, text
 from graph_passes.lower.known_numbers import integers as constant_integers
@@ -24,6 +34,45 @@ def said_sizes(graph: Graph, node: Node) -> dict[int, tuple[int, ...]]:
     return {} if place is None or found is None else {place: tuple(found)}
 
 
+@dataclass(frozen=True)
+class Padded:
+    """A convolution, or gradient of one, as one of a padded image.
+
+    Attributes:
+        call: the node without padding.
+        said: what `said_sizes` is of the call.
+        paddings: how many numbers come before and behind each dimension of the image.
+        image, large: specs of the image and of the padded one.
+    """
+
+    call: Node
+    said: dict[int, tuple[int, ...]]
+    paddings: tuple[tuple[int, int], ...]
+    image: TensorSpec
+    large: TensorSpec
+
+
+def padded(graph: Graph, node: Node) -> Padded | None:
+    """A node that cuDNN computes of a padded image alone; None if cuDNN pads the image as well, or nothing does."""
+    image, filters, _ = _operands(graph, node)
+    if image is None or filters is None or image.shape is None or filters.shape is None:
+        return None
+    paddings = _paddings(node, image.shape, filters.shape)
+    if all(before == after for before, after in paddings):
+        return None
+    call = node.copy()
+    call.attrs |= {"padding": "VALID", "explicit_paddings": ()}
+    said = said_sizes(graph, node)
+    if node.op.endswith("BackpropInput"):  # of the image, in all dimensions or in height and width alone
+        first = _first(node)
+        added = [sum(each) for each in paddings]
+        said = {
+            place: tuple(map(add, sizes, added if len(sizes) == len(added) else added[first : first + 2]))
+            for place, sizes in said.items()
+        }
+    return Padded(call, said, paddings, image, replace(image, shape=_larger(image.shape, paddings)))
+
+
 def refused(graph: Graph, node: Node) -> Refusal | None:
     """Why cuDNN computes no convolution, or gradient of one, such as this one; the size of the batch may be unknown."""
     specs = _operands(graph, node)
@@ -31,14 +80,11 @@ def refused(graph: Graph, node: Node) -> Refusal | None:
     sizes = _known(image, (1, 2, 3)), _known(filters, (0, 1, 2, 3)), _known(result, (1, 2, 3))
     if not all(sizes) or (node.op in SIZED and not said_sizes(graph, node)):
         return Reason.CONVOLUTION_SIZES()
-    for spec in specs:
-        if spec is not None and spec.sizes is not None and prod(spec.sizes) > _MOST:
-            return Reason.CONVOLUTION_LARGE(count=prod(spec.sizes))
-    first = 1 if _format(node) == "NHWC" else 2
-    for place in range(2):
-        before, after = _padding(node, first + place, sizes[0][first + place - 1], sizes[1][place])
-        if before != after:
-            return Reason.CONVOLUTION_PADDING(before=before, after=after)
+    shapes = [spec.shape for spec in specs if spec is not None and spec.shape is not None]
+    for shape in (*shapes, _larger(shapes[0], _paddings(node, shapes[0], shapes[1]))):
+        count = prod(1 if size is None else size for size in shape)
+        if count > _MOST:
+            return Reason.CONVOLUTION_LARGE(count=count)
     return None
 
 
@@ -55,7 +101,7 @@ def not_pooled(graph: Graph, node: Node) -> Refusal | None:
     for spec in (image, result):
         if spec is not None and spec.sizes is not None and prod(spec.sizes) > _MOST:
             return Reason.CONVOLUTION_LARGE(count=prod(spec.sizes))
-    padding, images = text(node.attrs.get("padding")), _format(node)
+    padding, images = text(node.attrs.get("padding")), text(node.attrs.get("data_format")) or "NHWC"
     window, strides = (integers(node.attrs.get(name)) for name in ("ksize", "strides"))
     across = (0, 3 if images == "NHWC" else 1)
     one = all(found[place] == 1 for found in (window, strides) for place in across)
@@ -64,8 +110,9 @@ def not_pooled(graph: Graph, node: Node) -> Refusal | None:
     return None
 
 
-def _format(node: Node) -> str:
-    return text(node.attrs.get("data_format")) or "NHWC"
+def _first(node: Node) -> int:
+    """The first dimension of an image that the filter goes along."""
+    return 2 if text(node.attrs.get("data_format")) == "NCHW" else 1
 
 
 def _operands(graph: Graph, node: Node) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
@@ -86,6 +133,19 @@ def _known(spec: TensorSpec | None, places: Sequence[int]) -> list[int]:
         return []
     found = [size for place in places if (size := spec.shape[place])]
     return found if len(found) == len(places) else []
+
+
+def _paddings(node: Node, image: Sequence[int | None], filters: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+    """What TensorFlow pads before and behind each dimension of the image."""
+    first = _first(node)
+    found = [(0, 0)] * 4
+    for place, window in enumerate(filters[:2]):
+        found[first + place] = _padding(node, first + place, image[first + place] or 0, window or 0)
+    return tuple(found)
+
+
+def _larger(image: Sequence[int | None], paddings: Sequence[tuple[int, int]]) -> tuple[int | None, ...]:
+    return tuple(size if size is None else size + sum(pad) for size, pad in zip(image, paddings, strict=True))
 
 
 def _padding(node: Node, dimension: int, size: int, window: int) -> tuple[int, int]:

@@ -195,7 +195,6 @@ ON_A_GPU = {
     Reason.NO_CONVOLUTION_OF: convolution(dtype="float64"),
     Reason.CONVOLUTION_SIZES: convolution((2, None, 8, 3)),
     Reason.CONVOLUTION_LARGE: convolution((1 << 24, 8, 8, 3)),
-    Reason.CONVOLUTION_PADDING: convolution(padding="SAME"),
     Reason.NO_POOLING: pooling(padding="EXPLICIT"),
     Reason.HOST_RESULT: Op("AddV2", [Of(dtype="int32")] * 2, [Of(dtype="int32")]),
     Reason.HOST_VARIABLE: Op("ReadVariableOp", (variable(dtype="int32"),), [Of(dtype="int32")], stateful=True),
@@ -232,6 +231,16 @@ def test_pooling_that_a_region_on_a_gpu_holds(op: Op, reason: Reason | None) -> 
 def test_an_op_that_no_region_on_a_gpu_holds(reason: Reason) -> None:
     graph = ON_A_GPU[reason].graph()
     assert within(CUDA, graph, patterns_of(graph), ["y"])["y"].reason.reason is reason
+
+
+def test_a_convolution_that_is_padded_more_behind_than_before() -> None:
+    found = within(CUDA, (graph := convolution(padding="SAME").graph()), patterns_of(graph), ["y"])["y"]
+    assert found.pattern is OpPattern.CALL
+    count = ((1 << 31) // (8 * 8 * 3)) - 1  # of images of which all are less than int32 counts, but with their padding
+    result = (count, 4, 4, 4)
+    large = convolution((count, 8, 8, 3), result=result, padding="SAME").graph()
+    reason = within(CUDA, large, patterns_of(large), ["y"])["y"].reason
+    assert reason == Reason.CONVOLUTION_LARGE(count=count * 9 * 9 * 3)
 
 
 def test_what_the_host_reads_stays_there() -> None:

@@ -13,6 +13,7 @@ ON_FAKE_GPU = (
     "library_products",
     "ops",
     "orders",
+    "padded_convolutions",
     "pooling",
     "product_steps",
     "programs",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, Step, TensorType, View
-from graph_passes.analysis.convolutions import said_sizes
+from graph_passes.analysis.convolutions import Padded, padded, said_sizes
 from graph_passes.analysis.op_pattern import OpPattern, pattern_of
 from graph_passes.graph.ir import Graph, Literal, Node, TensorId, TensorSpec, Use
 from graph_passes.graph.ops import IDENTITIES, passed
-from graph_passes.lower.lower_nodes import Lowering, source
+from graph_passes.lower.lower_nodes import LoweredKernel, Lowering, source
+from graph_passes.lower.margins import with_margins, without_margins
 from graph_passes.lower.program_writer import LoweringError, Value, VariableValue
 from graph_passes.lower.shapes import Shapes, variable_spec
 from graph_passes.refusals import Reason
@@ -48,6 +50,7 @@ def lower_region(
     lowering: Lowering | None = None,
     called: Collection[str] = (),
     kernels: Collection[str] = (),
+    evenly: Collection[str] = (),
 ) -> Lowered:
     """The region that runs these steps one after the other.
 
@@ -60,6 +63,7 @@ def lower_region(
         lowering: of the graph, if programs of it were made before.
         called: nodes, each a separate step, that TensorFlow's own kernel runs although they could be a kernel.
         kernels: nodes of kernels, among them products that are one by themselves.
+        evenly: ops whose calls pad both sides of an image alike. Where padding differs, a kernel pads the image.
 
     Raises:
         LoweringError: a step is no kernel; see `lower_kernel`.
@@ -72,6 +76,7 @@ def lower_region(
         frozenset(called),
         frozenset(kernels),
         lowering or Lowering(graph, Shapes(graph)),
+        frozenset(evenly),
     )
     for step in steps:
         builder.add(step)
@@ -94,7 +99,15 @@ class _Shaped:
     shape: Shape
 
 
-_Key: TypeAlias = "TensorId | VariableValue | _Read | _Shaped"  # what is a value of the region
+@dataclass(frozen=True)
+class _Padded:
+    """The image of a convolution with what a kernel pads it by, for one call."""
+
+    node: str
+    type: TensorType
+
+
+_Key: TypeAlias = "TensorId | VariableValue | _Read | _Shaped | _Padded"  # what is a value of the region
 
 
 @dataclass(frozen=True)
@@ -118,12 +131,14 @@ class _Builder:
         called: frozenset[str],
         kernels: frozenset[str],
         lowering: Lowering,
+        evenly: frozenset[str] = frozenset(),
     ) -> None:
         self._graph = graph
         self._encode = encode
         self._keep = keep
         self._called = called
         self._kernels = kernels
+        self._evenly = evenly
         self._lowering = lowering
         self._members = dict.fromkeys(name for step in steps for name in step)
         self._op_patterns = {name: pattern_of(graph, graph[name]) for name in self._members}
@@ -154,15 +169,37 @@ class _Builder:
             self._kernel(step)
 
     def _call(self, node: Node) -> None:
+        padding = padded(self._graph, node) if node.op in self._evenly else None
         said = said_sizes(self._graph, node)  # which lie in the host's memory
+        given = tuple(self._key(tensor) for place, tensor in enumerate(node.inputs) if place not in said)
+        made = tuple(self._graph.tensors(node))
+        if padding is None:
+            self._called_on(node, said, given, made)
+        else:
+            self._padded_call(node, padding, given, made[0])
+
+    def _padded_call(self, node: Node, padding: Padded, given: Sequence[_Key], made: _Key) -> None:
+        """A call of a padded image, which a kernel makes before, or of whose gradient a kernel takes a part."""
+        image, large = padding.image, padding.large
+        key = _Padded(node.name, _tensor_type(large))
+        if node.op.endswith("BackpropInput"):
+            self._called_on(padding.call, padding.said, given, [key])
+            self._moved(node, without_margins(large, image, padding.paddings), key, made)
+        else:
+            self._moved(node, with_margins(image, large, padding.paddings), given[0], key)
+            self._called_on(padding.call, padding.said, [key, *given[1:]], [made])
+
+    def _moved(self, node: Node, kernel: LoweredKernel, given: _Key, made: _Key) -> None:
+        self._computed(kernel, [self._seen(given, kernel.input_shapes[0])], [made], [node.name])
+
+    def _called_on(
+        self, node: Node, said: Mapping[int, tuple[int, ...]], given: Sequence[_Key], made: Sequence[_Key]
+    ) -> None:
         whole = node.copy()
         whole.attrs |= {f"constant_{place}": Literal("int32", (len(found),), found) for place, found in said.items()}
         attrs = self._encode(whole)
-        given = tuple(self._key(tensor) for place, tensor in enumerate(node.inputs) if place not in said)
-        made = tuple(self._graph.tensors(node))
-        self._drafts.append(
-            _Draft(given, made, lambda given, made: Call(node.op, attrs, given, made, members=(node.name,)))
-        )
+        call = partial(Call, node.op, attrs, members=(node.name,))
+        self._drafts.append(_Draft(tuple(given), tuple(made), call))
 
     def _kernel(self, members: Sequence[str]) -> None:
         written = any(self._op_patterns[name].writes for name in members)
@@ -181,15 +218,23 @@ class _Builder:
 
     def _program(self, members: Sequence[str], outputs: Sequence[TensorId]) -> None:
         kernel = self._lowering.kernel(members, outputs)
-        given = tuple(self._seen(value, shape) for value, shape in zip(kernel.inputs, kernel.input_shapes, strict=True))
-        made = tuple(
-            value if self._type(value).shape == shape else _Shaped(value, shape)
-            for value, shape in zip(kernel.outputs, kernel.output_shapes, strict=True)
-        )
-        self._drafts.append(
-            _Draft(given, made, lambda given, made: Kernel(kernel.program, given, made, tuple(members)))
-        )
-        for key, value in zip(made, kernel.outputs, strict=True):
+        given = [
+            self._seen(self._value(value), shape)
+            for value, shape in zip(kernel.inputs, kernel.input_shapes, strict=True)
+        ]
+        self._computed(kernel, given, kernel.outputs, members)
+
+    def _computed(
+        self, kernel: LoweredKernel, given: Sequence[_Key], made: Sequence[_Key], members: Sequence[str]
+    ) -> None:
+        """A kernel that reads and makes values, each in the shape in which it does."""
+        shaped = [
+            key if self._type(key).shape == shape else _Shaped(key, shape)
+            for key, shape in zip(made, kernel.output_shapes, strict=True)
+        ]
+        step = partial(Kernel, kernel.program, members=tuple(members))
+        self._drafts.append(_Draft(tuple(given), tuple(shaped), step))
+        for key, value in zip(shaped, made, strict=True):
             if isinstance(key, _Shaped):
                 self._views.add(key)
                 self._view(key, value)
@@ -199,9 +244,12 @@ class _Builder:
     def _view(self, key: _Key, made: _Key) -> None:
         self._drafts.append(_Draft((key,), (made,), lambda given, made: View(given[0], made[0])))
 
-    def _seen(self, value: Value, shape: Shape) -> _Key:
-        """What a kernel reads, in the shape in which it does."""
-        key = self._key(value) if isinstance(value, TensorId) else self._value_of(self._graph[value.node], value.index)
+    def _value(self, value: Value) -> _Key:
+        """What a kernel reads."""
+        return self._key(value) if isinstance(value, TensorId) else self._value_of(self._graph[value.node], value.index)
+
+    def _seen(self, key: _Key, shape: Shape) -> _Key:
+        """A value in the shape in which a kernel reads it."""
         if self._type(key).shape == shape:
             return key
         shaped = _Shaped(key, shape)
@@ -280,6 +328,8 @@ class _Builder:
             return _tensor_type(self._specs[key.variable])
         if isinstance(key, _Shaped):
             return TensorType(self._type(key.key).dtype, key.shape)
+        if isinstance(key, _Padded):
+            return key.type
         spec = self._lowering.shapes.spec(key)
         if spec is None:
             raise LoweringError(Reason.TENSOR_UNKNOWN(tensor=key))

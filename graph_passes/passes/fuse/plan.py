@@ -333,7 +333,8 @@ def _begun(
         steps = [step.members for step in region.steps]
         called = {name for step in region.steps if step.kind is StepKind.CALL for name in step.members}
         kernels = {name for step in region.kernels for name in step.members}
-        lowered = lower_region(graph, steps, needs.encode, fetched, lowering, called, kernels)
+        evenly = needs.capabilities.convolutions if needs.capabilities else ()
+        lowered = lower_region(graph, steps, needs.encode, fetched, lowering, called, kernels, evenly)
     except Exception as error:
         return partial(_raise, error)
     if not needs.programs:

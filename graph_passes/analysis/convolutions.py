@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from operator import add
 
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, integers, text
 from graph_passes.lower.known_numbers import integers as constant_integers
@@ -34,13 +33,21 @@ def said_sizes(graph: Graph, node: Node) -> dict[int, tuple[int, ...]]:
     return {} if place is None or found is None else {place: tuple(found)}
 
 
+def inferred_sizes(graph: Graph, node: Node) -> dict[int, tuple[int, ...]]:
+    """The input of a node that says the sizes of its result, with these sizes; -1 is the size of the batch."""
+    spec = graph.specs.get(TensorId(node.name))
+    if node.op not in SIZED or spec is None or spec.shape is None:
+        return {}
+    return {SIZED[node.op]: tuple(-1 if size is None else size for size in spec.shape)}
+
+
 @dataclass(frozen=True)
 class Padded:
     """A convolution, or gradient of one, as one of a padded image.
 
     Attributes:
         call: the node without padding.
-        said: what `said_sizes` is of the call.
+        said: what `inferred_sizes` is of the call.
         paddings: how many numbers come before and behind each dimension of the image.
         image, large: specs of the image and of the padded one.
     """
@@ -62,15 +69,11 @@ def padded(graph: Graph, node: Node) -> Padded | None:
         return None
     call = node.copy()
     call.attrs |= {"padding": "VALID", "explicit_paddings": ()}
-    said = said_sizes(graph, node)
-    if node.op.endswith("BackpropInput"):  # of the image, in all dimensions or in height and width alone
-        first = _first(node)
-        added = [sum(each) for each in paddings]
-        said = {
-            place: tuple(map(add, sizes, added if len(sizes) == len(added) else added[first : first + 2]))
-            for place, sizes in said.items()
-        }
-    return Padded(call, said, paddings, image, replace(image, shape=_larger(image.shape, paddings)))
+    large = replace(image, shape=_larger(image.shape, paddings))
+    said = inferred_sizes(graph, node)
+    if node.op.endswith("BackpropInput"):
+        said = {place: tuple(-1 if size is None else size for size in large.shape or ()) for place in said}
+    return Padded(call, said, paddings, image, large)
 
 
 def refused(graph: Graph, node: Node) -> Refusal | None:
@@ -78,7 +81,7 @@ def refused(graph: Graph, node: Node) -> Refusal | None:
     specs = _operands(graph, node)
     image, filters, result = specs
     sizes = _known(image, (1, 2, 3)), _known(filters, (0, 1, 2, 3)), _known(result, (1, 2, 3))
-    if not all(sizes) or (node.op in SIZED and not said_sizes(graph, node)):
+    if not all(sizes):
         return Reason.CONVOLUTION_SIZES()
     shapes = [spec.shape for spec in specs if spec is not None and spec.shape is not None]
     for shape in (*shapes, _larger(shapes[0], _paddings(node, shapes[0], shapes[1]))):

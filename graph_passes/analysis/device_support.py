@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from graph_passes.analysis import convolutions
+from graph_passes.analysis.convolutions import SIZED
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern, called
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.ops import passed
@@ -150,6 +151,7 @@ def within(
 ) -> dict[str, NodePattern]:
     """The patterns of a graph's nodes, less what the device cannot do; the outputs of `fetched` are results."""
     found = {}
+    known = {name: _of_any_batch(device, graph[name], op_pattern) for name, op_pattern in known.items()}
     for name, op_pattern in known.items():
         reason = (
             None
@@ -246,15 +248,26 @@ def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePat
 
 def _not_of_images(device: Capabilities, graph: Graph, node: Node) -> Refusal | None:
     specs = [graph.specs.get(tensor) for tensor in (*node.inputs, TensorId(node.name))]
-    dtypes = {spec.dtype for place, spec in enumerate(specs) if spec and place != convolutions.SIZED.get(node.op)}
+    dtypes = {spec.dtype for place, spec in enumerate(specs) if spec and place != SIZED.get(node.op)}
     if not dtypes <= device.convolved:
         return Reason.NO_CONVOLUTION_OF(dtypes=" and ".join(sorted(dtypes)))
     return convolutions.not_pooled(graph, node) if node.op in device.pooled else convolutions.refused(graph, node)
 
 
+def _of_any_batch(device: Capabilities, node: Node, op_pattern: NodePattern) -> NodePattern:
+    """`op_pattern`, or that of a call: of a convolution's gradient by cuDNN, the sizes follow from shapes.
+
+    Only the size of the batch may be unknown (see `_no_convolution`), and the gradient of the result has it, too.
+    """
+    why = op_pattern.reason
+    if why is None or why.reason is not Reason.SIZED_BY_DATA or node.op not in device.convolutions & set(SIZED):
+        return op_pattern
+    return NodePattern(OpPattern.CALL, why, tuple(range(len(node.inputs))))
+
+
 def _read_there(node: Node, op_pattern: NodePattern) -> NodePattern:
     """`op_pattern` without the input that says sizes: a call on a GPU holds the constant."""
-    said = convolutions.SIZED.get(node.op)
+    said = SIZED.get(node.op)
     if op_pattern.pattern is not OpPattern.CALL or said is None:
         return op_pattern
     return replace(op_pattern, operands=tuple(place for place in op_pattern.operands if place != said))

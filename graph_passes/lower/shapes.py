@@ -167,6 +167,8 @@ class Shapes:
         if node.op == "ResourceGather" and second is not None and not integer(node.attrs.get("batch_dims", 0)):
             held = variable_spec(self._graph, node.name, 0)
             return (*second, *held.shape[1:]) if held is not None and held.shape else None
+        if node.op in CONVOLUTIONS and "BackpropInput" in node.op and given[-1]:  # the first input says sizes
+            return (given[-1][0], *(None,) * (len(given[-1]) - 1))
         if node.op in _BATCH_FIRST:
             return (first[0], *(None,) * (len(first) - 1))
         if node.op in TRANSPOSES and second is not None and len(first) == len(second):

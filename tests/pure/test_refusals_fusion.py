@@ -243,6 +243,27 @@ def test_a_convolution_that_is_padded_more_behind_than_before() -> None:
     assert reason == Reason.CONVOLUTION_LARGE(count=count * 9 * 9 * 3)
 
 
+@pytest.mark.parametrize("op", ["Conv2D", "DepthwiseConv2dNative"])
+@pytest.mark.parametrize(
+    ("image", "gpu"),
+    [((None, 8, 8, 4), OpPattern.CALL), ((2, None, 8, 4), OpPattern.OPAQUE), ((None, 8, 8, None), OpPattern.OPAQUE)],
+)
+def test_a_gradient_whose_sizes_are_a_tensor(op: str, image: Shape, gpu: OpPattern) -> None:
+    """A call on a GPU does not read them where all but the batch is known; TensorFlow's kernel on a CPU does."""
+    b = Builder()
+    b.add("x", "Placeholder", (), image)
+    b.add("sizes", "Shape", ("x",), (4,), dtype="int32")
+    b.add("w", "Placeholder", (), (3, 3, 4, 1))
+    b.add("dy", "Placeholder", (), (image[0], 4, 4, 4 if op != "Conv2D" else 1))
+    inputs = ("sizes", "w", "dy")
+    b.add("y", f"{op}BackpropInput", inputs, image, attrs={"strides": (1, 2, 2, 1), "padding": "SAME"})
+    graph = b.graph()
+    found = within(CUDA, graph, patterns_of(graph), ["y"])["y"]
+    assert found.pattern is gpu
+    assert found.operands == ((1, 2) if gpu is OpPattern.CALL else ())
+    assert on_a_cpu(graph, patterns_of(graph))["y"].pattern is OpPattern.OPAQUE
+
+
 def test_what_the_host_reads_stays_there() -> None:
     b = Builder()
     b.add("x", "Placeholder", (), (4,), dtype="int32")

@@ -127,17 +127,44 @@ def test_what_is_padded_unlike_on_both_sides(gpu: FakeGpu, on_gpu: Callable[...,
     assert len(done.regions) == 1
 
 
-def test_a_batch_may_be_of_any_size(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
-    """Of the convolution; a gradient's sizes are a tensor then, so that it stays outside."""
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+@pytest.mark.parametrize("name", FORMS)
+def test_a_batch_may_be_of_any_size(gpu: FakeGpu, on_gpu: Callable[..., None], name: str) -> None:
+    """Also of the image's gradient, whose sizes are a tensor then."""
     on_gpu()
-    form = FORMS["same"]
+    form = FORMS[name]
     signature = [tf.TensorSpec((None, *form[0])), tf.TensorSpec(form[1])]
-    step = tf.function(step_of(form), input_signature=signature)
-    stitched = optimized(step)
+
+    def step(x: Any, w: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch((x, w))
+            y = tf.nn.tanh(convolved(tf.nn.tanh(x), w, form))
+        return y, *tape.gradient(y, (x, w), y * y)
+
+    plain = tf.function(step, input_signature=signature)
+    stitched = optimized(plain)
     for batch in (1, 3, 2):
         x, w = given(form, batch=batch)
-        close(stitched(x, w), step(x, w), 2e-4)
-    require_stitched(stitched, "Conv2D")
+        close(stitched(x, w), plain(x, w), 2e-4)
+    done = require_stitched(stitched, "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+    assert len(done.regions) == 1
+
+
+def test_transposed_convolutions_of_any_batch(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+    """As Keras makes them: the sizes are stacked."""
+    on_gpu()
+    w = tf.constant(np.random.default_rng(0).normal(size=(3, 3, 4, 3)), tf.float32)
+
+    def step(x: Any) -> Any:
+        x = tf.nn.tanh(x)
+        return tf.nn.tanh(tf.nn.conv2d_transpose(x, w, (tf.shape(x)[0], 11, 9, 4), 2, "VALID"))
+
+    plain = tf.function(step, input_signature=[tf.TensorSpec((None, 5, 4, 3))])
+    stitched = optimized(plain)
+    for batch in (1, 3, 2):
+        x = tf.constant(np.random.default_rng(batch).normal(size=(batch, 5, 4, 3)), tf.float32)
+        close(stitched(x), plain(x), 2e-4)
+    require_stitched(stitched, "Conv2DBackpropInput")
 
 
 def test_without_convolutions_they_stay_outside(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +13,22 @@ import tensorflow as tf
 
 from tests.tf.fake_gpu import FakeGpu
 from tests.tf.padded_reference import BACK, DEPTHWISE, EXPLICIT, UNEVEN, attributes, convolved, numbers
+from tests.tf.planned_on_fake_gpu import saved_stitched
+from tests.tf.python_server import run_python
 from tests.tf.stitched_steps import close, optimized, require_stitched, stitched_ops
 from tfmem import report
 
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
 pytestmark = pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+
+# Serves a model in a process that has no GPU, not even a fake one.
+SERVED = """
+import sys
+import numpy
+from tests.tf.planned_on_fake_gpu import served_without_a_gpu
+_, model, given, made = sys.argv
+numpy.save(made, served_without_a_gpu(model, numpy.load(given)))
+"""
 
 
 def training(convolve: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,15 +120,16 @@ def test_images_that_are_given_and_gradients_that_are_fetched(gpu: FakeGpu, on_g
     require_stitched(stitched, "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
 
 
-def test_a_batch_may_be_of_any_size(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
-    """Of the convolution and the filter's gradient; the image's has sizes that are a tensor then."""
+@pytest.mark.parametrize("op", ["Conv2D", DEPTHWISE])
+def test_a_batch_may_be_of_any_size(gpu: FakeGpu, on_gpu: Callable[..., None], op: str) -> None:
+    """Also of the image's gradient, whose sizes are a tensor then."""
     on_gpu()
     signature = [tf.TensorSpec((None, 8, 8, 3)), tf.TensorSpec((3, 3, 3, 4))]
 
     def step(x: Any, w: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch((x, w))
-            y = tf.nn.tanh(tf.nn.conv2d(tf.nn.tanh(x), w, 2, "SAME"))
+            y = tf.nn.tanh(convolved(op, tf.nn.tanh(x), w, (2, 2), (1, 1), "SAME"))
         return y, *tape.gradient(y, (x, w), y * y)
 
     plain = tf.function(step, input_signature=signature)
@@ -125,7 +138,8 @@ def test_a_batch_may_be_of_any_size(gpu: FakeGpu, on_gpu: Callable[..., None]) -
     for batch in (1, 3, 2):
         x = tf.constant(numbers(batch, 8, 8, 3))
         close(stitched(x, w), plain(x, w), 2e-4)
-    require_stitched(stitched, "Conv2D", "Conv2DBackpropFilter")
+    done = require_stitched(stitched, op, f"{op}BackpropInput", f"{op}BackpropFilter")
+    assert len(done.regions) == 1
 
 
 def test_keras(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
@@ -161,3 +175,33 @@ def test_keras(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
         f"{DEPTHWISE}BackpropInput": 1,
         f"{DEPTHWISE}BackpropFilter": 1,
     }
+
+
+def test_a_saved_model_runs_on_a_cpu(gpu: FakeGpu, on_gpu: Callable[..., None], tmp_path: Any) -> None:
+    """For batches of any size, with gradients and convolutions that are transposed."""
+    on_gpu()
+    model = tf.Module()
+    w, deep = tf.constant(numbers(3, 3, 3, 4)), tf.constant(numbers(3, 3, 4, 1))
+
+    def serve(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.tanh(tf.nn.conv2d(tf.nn.tanh(x), w, 2, "SAME"))
+            y = tf.nn.tanh(tf.nn.depthwise_conv2d(y, deep, (1, 2, 2, 1), "SAME"))
+            y = tf.nn.tanh(tf.nn.conv2d_transpose(y, w, (tf.shape(x)[0], 4, 4, 3), 2))
+        return tape.gradient(y, x)
+
+    model.serve = tf.function(serve, input_signature=[tf.TensorSpec((None, 8, 8, 3))])
+    x = tf.constant(numbers(5, 8, 8, 3))
+    expected = model.serve(x)
+    path = saved_stitched(model, tmp_path)
+    launched = gpu.calls("cuGraphLaunch")
+    served = tf.saved_model.load(path).signatures["serving_default"]
+    close(next(iter(served(x).values())), expected, 2e-4)
+    assert gpu.calls("cuGraphLaunch") > launched
+    np.save(tmp_path / "x.npy", x)
+    for onednn in "10":  # without it, kernels want to be told the batch of a gradient
+        environment = {"PATH": os.environ["PATH"], "TF_ENABLE_ONEDNN_OPTS": onednn}
+        done = run_python(["-c", SERVED, path, str(tmp_path / "x.npy"), str(tmp_path / "y.npy")], environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        close(np.load(tmp_path / "y.npy"), expected, 2e-4)

@@ -1,5 +1,6 @@
 #include "custom_ops/ops/fusion/inner_kernel.h"
 
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor_util.h"
 
 namespace tfmem {
 namespace {
@@ -53,6 +55,21 @@ class InnerContext : public OpKernelContext {
  private:
   const absl::Span<Tensor> outputs_;
 };
+
+// `value`, but where it says the sizes of an image's gradient without that of the batch, with
+// `batch`, which the gradient of the result has as well.
+Tensor WithBatch(const std::string& op, const Tensor& value, int64_t batch) {
+  if (!absl::EndsWith(op, "BackpropInput") || value.dtype() != tensorflow::DT_INT32 ||
+      value.NumElements() != 4 || value.flat<int32_t>()(0) >= 0 ||
+      batch > std::numeric_limits<int32_t>::max()) {
+    return value;
+  }
+  Tensor found = tensorflow::tensor::DeepCopy(value);
+  found.flat<int32_t>()(0) = batch;
+  return found;
+}
+
+int64_t BatchOf(const TensorShape& shape) { return shape.dims() > 0 ? shape.dim_size(0) : 0; }
 
 }  // namespace
 
@@ -155,7 +172,9 @@ absl::StatusOr<std::vector<PartialTensorShape>> InnerKernel::InferShapes(
     handle->emplace_back(PartialTensorShape(variable->shape()), variable->dtype());
   }
   std::vector<const Tensor*> values(shapes.size());
-  for (const auto& [place, value] : constants_) {
+  Constants constants = constants_;
+  for (auto& [place, value] : constants) {
+    if (!inputs.empty()) value = WithBatch(kernel_->type_string(), value, BatchOf(inputs.back()));
     shapes.insert(shapes.begin() + place, PartialTensorShape(value.shape()));
     values.insert(values.begin() + place, &value);
     if (place < static_cast<int>(handles.size())) handles.emplace(handles.begin() + place);
@@ -181,10 +200,14 @@ absl::Status InnerKernel::Run(OpKernelContext* outer, absl::Span<const TensorVal
   OpKernel* const kernel = executed_ != nullptr ? executed_.get() : kernel_.get();
   params.op_kernel = kernel;
   absl::InlinedVector<TensorValue, 4> all;
-  if (!constants_.empty()) {
+  Constants constants = constants_;
+  if (!constants.empty()) {
     all.assign(inputs.begin(), inputs.end());
-    for (const auto& [place, value] : constants_) {
-      all.insert(all.begin() + place, TensorValue(const_cast<Tensor*>(&value)));
+    for (auto& [place, value] : constants) {
+      if (!inputs.empty()) {
+        value = WithBatch(kernel_->type_string(), value, BatchOf(inputs.back().tensor->shape()));
+      }
+      all.insert(all.begin() + place, TensorValue(&value));
     }
     inputs = all;
   }

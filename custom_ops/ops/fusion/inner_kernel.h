@@ -65,7 +65,8 @@ class InnerKernel {
   const tensorflow::NodeDef& node() const { return kernel_->def(); }
 
  private:
-  using Constants = std::vector<std::pair<int, tensorflow::Tensor>>;  // by input, in order
+  // By input, in order. The sizes of an image's gradient may have -1 for those of the batch.
+  using Constants = std::vector<std::pair<int, tensorflow::Tensor>>;
 
   InnerKernel(std::unique_ptr<tensorflow::OpKernel> kernel,
               std::unique_ptr<tensorflow::OpKernel> executed, int graph_def_version, bool keeps,

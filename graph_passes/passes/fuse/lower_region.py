@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from custom_ops.fusion.region import Assign, Call, Kernel, Read, Region, Shape, Step, TensorType, View
-from graph_passes.analysis.convolutions import Padded, padded, said_sizes
+from graph_passes.analysis.convolutions import Padded, inferred_sizes, padded, said_sizes
 from graph_passes.analysis.op_pattern import OpPattern, pattern_of
 from graph_passes.graph.ir import Graph, Literal, Node, TensorId, TensorSpec, Use
 from graph_passes.graph.ops import IDENTITIES, passed
@@ -169,8 +169,9 @@ class _Builder:
             self._kernel(step)
 
     def _call(self, node: Node) -> None:
-        padding = padded(self._graph, node) if node.op in self._evenly else None
-        said = said_sizes(self._graph, node)  # which lie in the host's memory
+        evenly = node.op in self._evenly
+        padding = padded(self._graph, node) if evenly else None
+        said = (inferred_sizes if evenly else said_sizes)(self._graph, node)  # which lie in the host's memory
         given = tuple(self._key(tensor) for place, tensor in enumerate(node.inputs) if place not in said)
         made = tuple(self._graph.tensors(node))
         if padding is None:

@@ -10,10 +10,11 @@ from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, boolean, in
 from graph_passes.graph.ops import CONVOLUTIONS, IDENTITIES, IN_PLACE, passed
 from graph_passes.graph.order import topological
 from graph_passes.lower.known_numbers import integers
-from graph_passes.lower.slicing import part_of, taken
+from graph_passes.lower.slicing import part_of, shaped_by, taken
 
 Shape: TypeAlias = tuple[int, ...]
 
+_IMAGE_GRADIENTS = frozenset(op for op in CONVOLUTIONS if "BackpropInput" in op)
 _BATCH_FIRST = CONVOLUTIONS | {"MaxPool", "AvgPool"}
 _LIKE_FIRST = frozenset({"ZerosLike", "OnesLike", "Cast", "ReverseV2", "Roll", "Cumsum", "LogSoftmax"})
 # All inputs are broadcast.
@@ -134,6 +135,8 @@ class Shapes:
                 self._unite(given[0] or (), other or ())
         elif node.op == "SparseSoftmaxCrossEntropyWithLogits":
             self._unite((given[0] or ())[:1], given[1] or ())
+        elif node.op in _IMAGE_GRADIENTS:
+            self._unite(self._dimension(TensorId(node.name), 0), (given[-1] or ())[:1])
         elif node.op in _ROWS:
             rows, ids = (given[place] or () for place in _ROWS[node.op])
             self._unite(rows, ids[:-1] if node.op == "ScatterNd" else ids)
@@ -167,8 +170,10 @@ class Shapes:
         if node.op == "ResourceGather" and second is not None and not integer(node.attrs.get("batch_dims", 0)):
             held = variable_spec(self._graph, node.name, 0)
             return (*second, *held.shape[1:]) if held is not None and held.shape else None
-        if node.op in CONVOLUTIONS and "BackpropInput" in node.op and given[-1]:  # the first input says sizes
-            return (given[-1][0], *(None,) * (len(given[-1]) - 1))
+        if node.op in _IMAGE_GRADIENTS:  # the first input says sizes
+            image = shaped_by(self._graph, passed(self._graph, node.inputs[0]))
+            batch = (given[-1] if image is None else self._of(image)) or (None,)
+            return (batch[0], *(None,) * (first[0] - 1))
         if node.op in _BATCH_FIRST:
             return (first[0], *(None,) * (len(first) - 1))
         if node.op in TRANSPOSES and second is not None and len(first) == len(second):

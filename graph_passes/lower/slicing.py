@@ -42,19 +42,19 @@ def part_of(graph: Graph, node: Node) -> JoinedPart | None:
     place = integers(graph, maker.inputs[0]) if maker.op == "ConcatOffset" else None
     if not place:
         return None
-    joined = [_shaped_by(graph, passed(graph, tensor)) for tensor in maker.inputs[1:]]
+    joined = [shaped_by(graph, passed(graph, tensor)) for tensor in maker.inputs[1:]]
     part, before = joined[offset.index], joined[: offset.index]
     shapes = [graph.specs[tensor].shape if tensor in graph.specs else None for tensor in before if tensor is not None]
     rank = len(graph.specs[node.inputs[0]].shape or ())
     known = [shape[place[0]] for shape in shapes if shape is not None and len(shape) == rank]
     offsets = [length for length in known if length is not None]
-    if part is None or _shaped_by(graph, size) != part or len(offsets) != offset.index:
+    if part is None or shaped_by(graph, size) != part or len(offsets) != offset.index:
         return None
     axis = place[0] % max(rank, 1)
     return JoinedPart(tuple(sum(offsets) if each == axis else 0 for each in range(rank)), part, axis)
 
 
-def _shaped_by(graph: Graph, tensor: TensorId) -> TensorId | None:
+def shaped_by(graph: Graph, tensor: TensorId) -> TensorId | None:
     """The tensor whose shape a tensor is."""
     maker = graph[tensor.node]
     return maker.inputs[tensor.index] if maker.op in ("Shape", "ShapeN") else None

@@ -316,6 +316,21 @@ def test_sizes_that_are_not_known_follow_from_the_ops() -> None:
     assert kernel.program.axes == (0,) or kernel.program.axes == (0, 2)
 
 
+def test_the_batch_of_an_images_gradient_is_that_of_the_image_and_of_the_results_gradient() -> None:
+    b = Builder()
+    b.add("x", "Placeholder", (), (None, 8, 8, 3))
+    b.add("dy", "Placeholder", (), (None, 4, 4, 5))
+    b.add("w", "Placeholder", (), (3, 3, 3, 5))
+    b.add("sizes", "Shape", ("x",), (4,), dtype="int32")
+    b.add("dx", "Conv2DBackpropInput", ("sizes", "w", "dy"), (None, 8, 8, 3))
+    b.add("given", "Placeholder", (), (4,), dtype="int32")
+    b.add("transposed", "Conv2DBackpropInput", ("given", "w", "dy"), (None, 8, 8, 3))
+    shapes = Shapes(b.graph())
+    batches = {shapes[TensorId(name)][0] for name in ("x", "dy", "dx", "transposed")}
+    assert len(batches) == 1
+    assert batches.pop() < 0
+
+
 def test_constants_of_int64_are_written_as_they_are() -> None:
     build = Builder()
     build.add("x", "Placeholder", (), (3,), dtype="int64")

@@ -142,7 +142,8 @@ def test_a_batch_may_be_of_any_size(gpu: FakeGpu, on_gpu: Callable[..., None], o
     assert len(done.regions) == 1
 
 
-def test_keras(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
+@pytest.mark.parametrize("batch", [4, None])
+def test_keras(gpu: FakeGpu, on_gpu: Callable[..., None], batch: int | None) -> None:
     """The strided layers of Keras's examples."""
     on_gpu()
     tf.keras.utils.set_random_seed(0)
@@ -163,9 +164,10 @@ def test_keras(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
             loss = tf.reduce_mean((model(x, training=True) - x) ** 2)
         return loss, tape.gradient(loss, variables)
 
-    x = tf.constant(numbers(4, 16, 16, 3))
-    stitched = optimized(tf.function(step))
-    close(stitched(x), step(x), 2e-4)
+    stitched = optimized(tf.function(step, input_signature=[tf.TensorSpec((batch, 16, 16, 3))]))
+    for size in [batch] * 2 if batch else (4, 1, 3):
+        x = tf.constant(numbers(size, 16, 16, 3))
+        close(stitched(x), step(x), 2e-4)
     counts = Counter(op for op in stitched_ops(report(stitched)) if "onv" in op)
     assert counts == {
         "Conv2D": 4,

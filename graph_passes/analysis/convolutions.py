@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, integers, text
+from graph_passes.graph.ops import CONVOLUTIONS
 from graph_passes.lower.known_numbers import integers as constant_integers
 from graph_passes.refusals import Reason, Refusal
 
@@ -61,6 +62,8 @@ class Padded:
 
 def padded(graph: Graph, node: Node) -> Padded | None:
     """A node that cuDNN computes of a padded image alone; None if cuDNN pads the image as well, or nothing does."""
+    if node.op not in CONVOLUTIONS:
+        return None
     image, filters, _ = _operands(graph, node)
     if image is None or filters is None or image.shape is None or filters.shape is None:
         return None
@@ -95,11 +98,7 @@ def not_pooled(graph: Graph, node: Node) -> Refusal | None:
     """Why cuDNN pools no windows such as these, or takes no such gradient; the batch's size may be unknown."""
     given = node.inputs[1 if node.op in SIZED else 0]
     image, result = (graph.specs.get(tensor) for tensor in (given, TensorId(node.name)))
-    if (
-        not _known(image, (1, 2, 3))
-        or not _known(result, (1, 2, 3))
-        or (node.op in SIZED and not said_sizes(graph, node))
-    ):
+    if not _known(image, (1, 2, 3)) or not _known(result, (1, 2, 3)):
         return Reason.CONVOLUTION_SIZES()
     for spec in (image, result):
         if spec is not None and spec.sizes is not None and prod(spec.sizes) > _MOST:

@@ -41,6 +41,11 @@ class Capabilities:
     convolved: frozenset[str] = frozenset()
     pooled: frozenset[str] = frozenset()
 
+    @property
+    def of_images(self) -> frozenset[str]:
+        """Ops of images that a region can call."""
+        return self.convolutions | self.pooled
+
 
 # What regions on a GPU call of cuDNN; none of these: convolutions stay outside.
 _CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
@@ -232,8 +237,7 @@ def _refusal(device: Capabilities, graph: Graph, node: Node, op_pattern: NodePat
         if spec is not None and spec.dtype in device.on_host:
             return Reason.HOST_VARIABLE(dtype=spec.dtype)
     if op_pattern.pattern is OpPattern.CALL:
-        library = node.op in device.convolutions | device.pooled
-        return _not_of_images(device, graph, node) if library else op_pattern.reason
+        return _not_of_images(device, graph, node) if node.op in device.of_images else op_pattern.reason
     if op_pattern.pattern not in (OpPattern.PRODUCT, OpPattern.BATCHED_PRODUCT):
         return None
     if node.op not in device.products:
@@ -255,12 +259,12 @@ def _not_of_images(device: Capabilities, graph: Graph, node: Node) -> Refusal | 
 
 
 def _of_any_batch(device: Capabilities, node: Node, op_pattern: NodePattern) -> NodePattern:
-    """`op_pattern`, or that of a call: of a convolution's gradient by cuDNN, the sizes follow from shapes.
+    """`op_pattern`, or that of a call: of an image's gradient by cuDNN, the sizes follow from shapes.
 
-    Only the size of the batch may be unknown (see `_no_convolution`), and the gradient of the result has it, too.
+    Only the size of the batch may be unknown (see `_not_of_images`), and the gradient of the result has it, too.
     """
     why = op_pattern.reason
-    if why is None or why.reason is not Reason.SIZED_BY_DATA or node.op not in device.convolutions & set(SIZED):
+    if why is None or why.reason is not Reason.SIZED_BY_DATA or node.op not in device.of_images & set(SIZED):
         return op_pattern
     return NodePattern(OpPattern.CALL, why, tuple(range(len(node.inputs))))
 

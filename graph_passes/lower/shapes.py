@@ -14,7 +14,7 @@ from graph_passes.lower.slicing import part_of, shaped_by, taken
 
 Shape: TypeAlias = tuple[int, ...]
 
-_IMAGE_GRADIENTS = frozenset(op for op in CONVOLUTIONS if "BackpropInput" in op)
+_IMAGE_GRADIENTS = frozenset({"AvgPoolGrad", *(op for op in CONVOLUTIONS if "BackpropInput" in op)})
 _BATCH_FIRST = CONVOLUTIONS | {"MaxPool", "AvgPool"}
 _LIKE_FIRST = frozenset({"ZerosLike", "OnesLike", "Cast", "ReverseV2", "Roll", "Cumsum", "LogSoftmax"})
 # All inputs are broadcast.

@@ -185,10 +185,10 @@ def pooling(image: Shape = (2, 8, 8, 3), padding: str = "VALID", over: int = 1) 
     return Op("MaxPool", [Of(image)], [Of((2, 4, 4, 3))], attrs=attrs)
 
 
-def averaged(sizes: Of) -> Op:
+def averaged(sizes: Of, image: Shape = (2, 8, 8, 3)) -> Op:
     """The gradient of the average of 2 x 2 pixels."""
     attrs = {"ksize": (1, 2, 2, 1), "strides": (1, 2, 2, 1), "padding": "VALID"}
-    return Op("AvgPoolGrad", [sizes, Of((2, 4, 4, 3))], [Of((2, 8, 8, 3))], attrs=attrs)
+    return Op("AvgPoolGrad", [sizes, Of((2, 4, 4, 3))], [Of(image)], attrs=attrs)
 
 
 ON_A_GPU = {
@@ -213,7 +213,8 @@ ON_A_GPU = {
         (pooling((1 << 24, 8, 8, 3)), Reason.CONVOLUTION_LARGE),
         (pooling(over=2), Reason.NO_POOLING),
         (averaged(Of((4,), "int32", [2, 8, 8, 3])), None),
-        (averaged(Of((4,), "int32")), Reason.CONVOLUTION_SIZES),
+        (averaged(Of((4,), "int32")), None),
+        (averaged(Of((4,), "int32"), (None, None, 8, 3)), Reason.CONVOLUTION_SIZES),
         (Op("MaxPool", [Of((2, 8, 8, 3), "float64")], [Of((2, 4, 4, 3), "float64")]), Reason.NO_CONVOLUTION_OF),
     ],
 )

@@ -63,7 +63,7 @@ def lower_region(
         lowering: of the graph, if programs of it were made before.
         called: nodes, each a separate step, that TensorFlow's own kernel runs although they could be a kernel.
         kernels: nodes of kernels, among them products that are one by themselves.
-        evenly: ops whose calls pad both sides of an image alike. Where padding differs, a kernel pads the image.
+        evenly: ops of images whose calls pad both sides alike. Where that differs, a kernel pads what is convolved.
 
     Raises:
         LoweringError: a step is no kernel; see `lower_kernel`.

@@ -333,7 +333,7 @@ def _begun(
         steps = [step.members for step in region.steps]
         called = {name for step in region.steps if step.kind is StepKind.CALL for name in step.members}
         kernels = {name for step in region.kernels for name in step.members}
-        evenly = needs.capabilities.convolutions if needs.capabilities else ()
+        evenly = needs.capabilities.of_images if needs.capabilities else ()
         lowered = lower_region(graph, steps, needs.encode, fetched, lowering, called, kernels, evenly)
     except Exception as error:
         return partial(_raise, error)

@@ -60,9 +60,8 @@ class InnerContext : public OpKernelContext {
 // `batch`, which the gradient of the result has as well.
 Tensor WithBatch(const std::string& op, const Tensor& value, int64_t batch) {
   const bool image = absl::EndsWith(op, "BackpropInput") || op == "AvgPoolGrad";
-  if (!image || value.dtype() != tensorflow::DT_INT32 ||
-      value.NumElements() != 4 || value.flat<int32_t>()(0) >= 0 ||
-      batch > std::numeric_limits<int32_t>::max()) {
+  if (!image || value.dtype() != tensorflow::DT_INT32 || value.NumElements() != 4 ||
+      value.flat<int32_t>()(0) >= 0 || batch > std::numeric_limits<int32_t>::max()) {
     return value;
   }
   Tensor found = tensorflow::tensor::DeepCopy(value);

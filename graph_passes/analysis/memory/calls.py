@@ -8,8 +8,11 @@ from functools import lru_cache
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.lists import PARTS, steps_of
 from graph_passes.analysis.memory.liveness import build_timeline
+from graph_passes.graph import ops
 from graph_passes.graph.ir import Function, Graph, Node
 from graph_passes.graph.order import is_acyclic, schedule
+
+_ALIASES = frozenset({"Switch", "RefSwitch", "OptionalGetValue"})
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class WithCalls:
         """See `CostModel`. A call takes the most that one run of its function needs at once, where sizes are known."""
         parts = (graph.functions.get((node.name, part)) for part in PARTS)
         inside = max((_peak(function, self.estimate) for function in parts if function is not None), default=0)
+        if node.op not in ops.LOOPS:  # a loop's results come from the step before, those of a branch from its own run
+            inside = max(0, inside - sum(graph.nbytes(tensor) for tensor in graph.tensors(node)))
         return self.estimate.workspace(graph, node) + inside
 
     def base(self, graph: Graph) -> int:
@@ -52,5 +57,5 @@ def _peak(function: Function, estimate: Roofline) -> int:
     graph = function.graph
     if not is_acyclic(graph):
         return 0
-    timeline = build_timeline(graph, schedule(graph), WithCalls(estimate), function.results)
+    timeline = build_timeline(graph, schedule(graph), WithCalls(estimate), function.results, aliases=_ALIASES)
     return timeline.peak - timeline.base

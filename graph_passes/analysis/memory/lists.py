@@ -74,7 +74,7 @@ def list_sizes(graph: Graph, position: Mapping[str, int] | None = None) -> dict[
         if lists and node.op in ops.LOOPS:
             found |= _of_loop(graph, node, lists, found)
         elif lists and any((node.name, part) in graph.functions for part in PARTS):
-            found |= {tensor: _of_call(graph, node, tensor) for tensor in lists}
+            found |= _of_call(graph, node, lists)
         elif node.op in ("Case", "StatelessCase"):
             found |= dict.fromkeys(lists)
         elif lists and node.op == "ZerosLike" and (size := _whole(graph, node.inputs[0], found)):
@@ -184,12 +184,24 @@ def _of_loop(
     }
 
 
-def _of_call(graph: Graph, node: Node, tensor: TensorId) -> ListSize | None:
-    """The most that one of its branches puts in."""
-    bodies = [graph.functions[node.name, part] for part in PARTS if (node.name, part) in graph.functions]
-    found = [Inside(body).added(body.results[tensor.index]) for body in bodies]
-    known = [size for size in found if size is not None]
-    return max(known, key=lambda size: size.nbytes) if len(known) == len(found) else None
+def _of_call(graph: Graph, node: Node, lists: Sequence[TensorId]) -> dict[TensorId, ListSize | None]:
+    """The most that one of its branches puts into each list.
+
+    One branch runs, so where the same ops read all lists they hold what the fullest branch puts in, and no more.
+    """
+    inside = [Inside(graph.functions[node.name, part]) for part in PARTS if (node.name, part) in graph.functions]
+    branches = [{each: branch.added(branch.body.results[each.index]) for each in lists} for branch in inside]
+    sizes = [[size for size in branch.values() if size is not None] for branch in branches]
+    together = len({frozenset(use.node for use in graph.uses(each)) for each in lists}) == 1
+    if together and all(len(known) == len(lists) for known in sizes):
+        totals = [sum(size.nbytes for size in known) for known in sizes]
+        return branches[totals.index(max(totals))]
+    return {each: _largest([branch[each] for branch in branches]) for each in lists}
+
+
+def _largest(sizes: Sequence[ListSize | None]) -> ListSize | None:
+    known = [size for size in sizes if size is not None]
+    return max(known, key=lambda size: size.nbytes) if len(known) == len(sizes) else None
 
 
 @dataclass

@@ -29,6 +29,7 @@ def build_timeline(
     loss: TensorId | None = None,
     merging: bool = False,
     kept: Collection[str] = (),
+    aliases: Container[str] = (),
 ) -> Timeline:
     """Find every buffer of a step and its uses.
 
@@ -41,6 +42,7 @@ def build_timeline(
             the uses (see `turning_point`).
         merging: whether oneDNN's layout pass runs after all others, which looks for pairs of ops.
         kept: ops that do not run in the step, for their results are in memory all the time (see `folded`).
+        aliases: types of ops whose outputs are all in the memory of input 0; for graphs in which nothing moves.
 
     A tensor of unknown size that waits for a later use is a buffer of no bytes, pinned by `Reason.UNKNOWN_SIZE`. A list
     of which it is not known what a loop puts in is pinned by `Reason.LIST_UNKNOWN`.
@@ -52,7 +54,7 @@ def build_timeline(
     given = [each for name in order if graph[name].op in ops.LOOPS for each in handed(graph, graph[name])]
     still = {tensor for name in kept for tensor in graph.tensors(graph[name])}
     never = {*held, *(each.tensor for each in given), *still}
-    owner, over_rows = _owners(graph, order, position, never)
+    owner, over_rows = _owners(graph, order, position, never, frozenset(fetches), aliases)
     owner.update((tensor, root) for root, (found, _) in together.items() for tensor in found)
     carried = passed_on(graph, lists, order)
     owner.update((tensor, first) for tensor, (first, _) in carried.items())
@@ -161,7 +163,12 @@ def _left_behind(graph: Graph, root: TensorId, lists: Collection[TensorId]) -> t
 
 
 def _owners(
-    graph: Graph, order: Sequence[str], position: Mapping[str, int], held: Container[TensorId]
+    graph: Graph,
+    order: Sequence[str],
+    position: Mapping[str, int],
+    held: Container[TensorId],
+    fetched: Container[TensorId],
+    aliases: Container[str],
 ) -> tuple[dict[TensorId, TensorId], dict[TensorId, list[TensorId]]]:
     """For each tensor, the output that allocated its buffer; nothing is written over what is `held`. And for each slice
     that shares memory, what TensorFlow writes over it once nothing else holds what it slices: all of that stays."""
@@ -170,7 +177,8 @@ def _owners(
     last_use: dict[TensorId, int] = {}
     for name in order:
         for tensor in graph.tensors(graph[name]):
-            last_use[tensor] = max((position[use.node] for use in graph.uses(tensor)), default=position[name])
+            read_last = max((position[use.node] for use in graph.uses(tensor)), default=position[name])
+            last_use[tensor] = len(order) if tensor in fetched else read_last
     for name in order:
         node = graph[name]
         owner.update((tensor, tensor) for tensor in graph.tensors(node))
@@ -180,6 +188,11 @@ def _owners(
         for place, read in region.views if region else ():
             root = owner[TensorId(name, place)] = owner[node.inputs[read]]
             last_use[root] = max(last_use[root], last_use[TensorId(name, place)])
+        if node.op in aliases:
+            root = owner[node.inputs[0]]
+            owner.update((tensor, root) for tensor in graph.tensors(node))
+            last_use[root] = max(last_use[tensor] for tensor in (root, *graph.tensors(node)))
+            continue
         output = TensorId(name, ops.REUSING_OUTPUT.get(node.op, 0))
         if ops.shares_rows(node):
             below = owner[node.inputs[0]]

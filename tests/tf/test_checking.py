@@ -3,6 +3,7 @@ run instead, and what stays is within the budget, or nearest to it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,3 +86,15 @@ def test_where_none_does_the_nearest_stays(new_net: Any, batch: Any, budget: int
     report = tfmem.report(function)
     assert report.peak_measured == budget + KIB + report.peak_uncounted
     assert "OVER BUDGET" in str(report)
+
+
+@pytest.mark.filterwarnings("error::tfmem.TfmemWarning")
+def test_a_step_that_fits_by_estimates_alone_is_measured(new_net: Any, batch: Any, caplog: Any) -> None:
+    """As with convolutions of float16, which take workspace on some CPUs of which estimates know nothing."""
+    with caplog.at_level(logging.DEBUG, "tfmem.steps"):
+        function, meters, runs = trained(new_net, batch, 1 << 30, [40 * KIB, -400 * KIB])
+    moves = [record.args[2] for record in caplog.records if record.msg.startswith("%s: %s --")]
+    assert moves[:4] == ["CHOSEN", "MISJUDGED", "RAN", "CHOSEN"]
+    assert runs is meters.ran[1]
+    report = tfmem.report(function)
+    assert report.peak_measured == (1 << 30) - 400 * KIB + report.peak_uncounted

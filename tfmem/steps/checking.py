@@ -1,6 +1,7 @@
 """What follows a call of the plan that was chosen, which runs without probes: its peak is checked.
 
     within the budget, several times over   the plan stays
+    over it, though by estimates it fits    the next call is measured, as it is where a step may not fit
     over it                                 a plan for less runs; where none is left, the one that came nearest
 
 TensorFlow's CPU allocator gives out whole chunks, of up to twice the bytes that a tensor has. Which chunk a tensor gets
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from custom_ops.errors import TfmemError
 from graph_passes.analysis.memory.timeline import Timeline
@@ -20,10 +22,11 @@ from graph_passes.decision import Missed
 from graph_passes.passes.offload.plan import OffloadPlan, tighter
 from tfmem.steps import known_moves, solving
 from tfmem.steps.job import Job
+from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.measuring import CHECKS, disturbed
 from tfmem.steps.phases import Event, Transition
-from tfmem.steps.settling import left, settle
-from tfmem.steps.states import Checking, StepState
+from tfmem.steps.settling import left, probed, settle
+from tfmem.steps.states import Checking, PlanSearch, StepState, Warming
 from tfmem.steps.trials import checked
 
 REPLANS = 6  # plans that are made for less, one after the other
@@ -49,6 +52,8 @@ def watched(job: Job, state: Checking, peak: int | None) -> Transition[StepState
 def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     peak += state.uncounted
     state = replace(state, peaks=(*state.peaks, peak))
+    if peak > job.limit and state.by_estimates and state.plan is not None and state.timeline is not None:
+        return _misjudged(job, state, state.timeline, state.plan)
     if peak > job.limit and state.replans <= REPLANS:
         if state.nearest is None or max(state.nearest.peaks) > max(state.peaks):
             state = replace(state, nearest=replace(state, nearest=None))
@@ -69,6 +74,25 @@ def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     if state.plan is not None and state.timeline is not None:
         known_moves.keep(job, state.timeline, state.plan, state.report)
     return left(job, state, Event.WITHIN)
+
+
+def _misjudged(job: Job, state: Checking, timeline: Timeline, plan: OffloadPlan) -> Transition[StepState]:
+    """The first plan again, with probes: an op takes memory of which estimates know nothing."""
+    job.engine.memory.separate(job.trace.concrete.variables)
+    known = KnownProfiles(job.engine, job.trace, job.others)
+    firsts = job.plans(timeline, partial(job.trace.plan, timeline)).first(plan)
+    first = next(firsts)
+    search = PlanSearch(
+        timeline=timeline,
+        first=first,
+        firsts=firsts,
+        known=known,
+        observed=False,
+        dry_run=job.trace.can_dry_run,
+        seen=None,
+        tried=frozenset([first.actions]),
+    )
+    return Transition(Event.MISJUDGED, probed(job, Warming, state, search, first))
 
 
 def _nearest(state: Checking) -> Checking:

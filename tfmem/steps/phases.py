@@ -86,6 +86,7 @@ class Event(enum.Enum):
     NEXT = "there is a plan to try"
     DIVIDED = "no plan meets the budget, and parts will run on pieces of the batch"
     OVER = "over the budget, and there is a tighter plan"
+    MISJUDGED = "over the budget, though by estimates it fits"
     WITHIN = "three calls were checked"
     SOLVES = "a thread solves the integer program"
     DIVIDES = "parts may be faster on pieces of the batch"
@@ -132,6 +133,7 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
         Event.DISTURBED: Phase.CHECKING,
         Event.IMPATIENT: Phase.PLACED,
         Event.OVER: Phase.CHECKING,
+        Event.MISJUDGED: Phase.WARMING,
         Event.WITHIN: Phase.PLACED,
         Event.SOLVES: Phase.SOLVING,
         Event.FAULT: Phase.PLACED,

@@ -27,7 +27,17 @@ from tfmem.steps.replicas import (
     undivided,
 )
 from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle, without_plan
-from tfmem.steps.states import Given, Planning, PlanSearch, StepState, Trying, Warming, Watching, WatchingTogether
+from tfmem.steps.states import (
+    Checking,
+    Given,
+    Planning,
+    PlanSearch,
+    StepState,
+    Trying,
+    Warming,
+    Watching,
+    WatchingTogether,
+)
 from tfmem.steps.trace import Trace
 from tfmem.steps.work import Work
 
@@ -138,7 +148,10 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
         return by_known
     state, careful = by_known, trace.step.timeline(engine.estimate(workspace=True))
     if careful.peak <= engine.settings.surely_fits * budget:
-        return settle(job, state, careful, trace.plan(careful, budget))
+        move = settle(job, state, careful, trace.plan(careful, budget))
+        if isinstance(move.state, Checking) and engine.settings.observes and not job.is_gpu:
+            return Transition(move.event, replace(move.state, by_estimates=True))
+        return move
     if trace.split_loops(least=budget // LARGE):
         by_known = known_moves.run(job, state)
         if isinstance(by_known, Transition):

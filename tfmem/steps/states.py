@@ -163,6 +163,7 @@ class Checking(StepState):
         replans: how many plans were made so far since one was over the budget.
         tried: what these did.
         nearest: of the plans that were over, the one whose peak was the lowest.
+        by_estimates: whether it was taken to fit by estimates, so that it is to be measured if it does not.
         search: what a thread goes on from; None where nothing is left to solve.
     """
 
@@ -175,6 +176,7 @@ class Checking(StepState):
     replans: int = 0
     tried: frozenset[Any] = frozenset()
     nearest: Checking | None = None
+    by_estimates: bool = False
     search: PlanSearch | None = None
 
 

@@ -51,10 +51,11 @@ def fixture_budget(new_net: Any, batch: Any, flow: Any, smallest: Any) -> int:
     )
 
 
-def trained(new_net: Any, batch: Any, budget: int, over: Sequence[int]) -> tuple[Any, Any, Any]:
+def trained(new_net: Any, batch: Any, budget: int, over: Sequence[int], split: Any = "auto") -> tuple[Any, Any, Any]:
     """Train until the step is settled, to the bit as an unmodified one; the function, its meter and what runs."""
     net, plain = new_net(), tf.function(new_net().step)
-    engine = make_engine(tfmem.Options(memory_budget=budget, cache_directory=""), called=True)
+    offload = tfmem.OffloadOptions(split=split)
+    engine = make_engine(tfmem.Options(memory_budget=budget, cache_directory="", offload=offload), called=True)
     counting = meter(over, budget)
     engine = replace(engine, meter=counting(engine.library, engine.settings.target))
     function = optimize_with(engine, tf.function(net.step))
@@ -86,6 +87,15 @@ def test_where_none_does_the_nearest_stays(new_net: Any, batch: Any, budget: int
     report = tfmem.report(function)
     assert report.peak_measured == budget + KIB + report.peak_uncounted
     assert "OVER BUDGET" in str(report)
+
+
+@pytest.mark.parametrize(("split", "says"), [("auto", True), ("needed", True), ("never", False), ("faster", False)])
+def test_a_missed_budget_names_the_option_that_may_help(
+    new_net: Any, batch: Any, budget: int, split: str, says: bool
+) -> None:
+    with pytest.warns(tfmem.TfmemWarning, match="OVER BUDGET") as warned:
+        trained(new_net, batch, budget, [KIB], split)
+    assert [("set offload=tfmem.OffloadOptions(split='faster')" in str(each.message)) for each in warned] == [says]
 
 
 @pytest.mark.filterwarnings("error::tfmem.TfmemWarning")

@@ -13,6 +13,7 @@ from graph_passes.report import Report, unenforced
 SEE = "see tfmem.report(...)"
 REPORT_IT = "this is a bug in tfmem: please report it, with the traceback that tfmem.report(...) shows"
 KEEP_IT = "to keep it without this warning, leave 'recurrent' out of passes; docs/refusals.md has all reasons"
+SPLIT_IT = ", set offload=tfmem.OffloadOptions(split='faster') to run parts on pieces of the batch,"
 _BUDGET, _NOT_ENFORCED, _XLA = _LOSSES = ("budget", "not enforced", "XLA")  # causes of `warn_of_losses`
 
 
@@ -55,11 +56,17 @@ class Notices:
                 what = f"{kept[0].name} ({kept[0].carrier}) is not replaced: {kept[0].why}{more}"
                 self.warn(cause, f"{name}: {what}", cure)
 
-    def warn_of_losses(self, report: Report) -> None:
-        """Warn of a missed budget, of lists that it is not enforced for, and of lost XLA."""
+    def warn_of_losses(self, report: Report, may_split: bool = False) -> None:
+        """Warn of a missed budget, of lists that it is not enforced for, and of lost XLA.
+
+        Args:
+            report: of the step.
+            may_split: whether the step may meet the budget in pieces of the batch, if the user allows more of them.
+        """
         missed = [note for note in report.notes if isinstance(note, Missed)]
         if missed:
-            self.warn(_BUDGET, f"{report.graph}: {missed[0]}", f"raise memory_budget or use a smaller batch; {SEE}")
+            cure = f"raise memory_budget{SPLIT_IT if may_split else ''} or use a smaller batch; {SEE}"
+            self.warn(_BUDGET, f"{report.graph}: {missed[0]}", cure)
         if report.not_enforced:
             self.warn(
                 _NOT_ENFORCED, f"{report.graph}: {unenforced(report)}", f"leave room for them in the budget; {SEE}"

@@ -135,8 +135,14 @@ class Job:
             notes = (*state.notes, *state.report.notes)
             if isinstance(state, Checking):  # it may run another plan, and a budget that is missed is said at the end
                 notes = tuple(note for note in notes if not isinstance(note, Missed))
-            self.engine.notices.warn_of_losses(replace(state.report, notes=notes))
+            self.engine.notices.warn_of_losses(replace(state.report, notes=notes), self.may_split(state.report))
         return move
+
+    def may_split(self, report: Report) -> bool:
+        """Whether the step of `report` stays whole although `split="faster"` would divide it where it is measured."""
+        settings = self.engine.settings
+        allowed = settings.options.offload.split != "never" and not settings.splits_if_faster
+        return allowed and settings.observes and not report.splits and not report.devices
 
 
 def _greedily(plan: Callable[..., OffloadPlan], *args: Any, **how: Any) -> OffloadPlan:

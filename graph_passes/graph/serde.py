@@ -48,7 +48,6 @@ SMALL_CONSTANT = 64  # elements: axes, permutations, shapes and scalars, which p
 
 def from_graph_def(
     graph_def: Any,
-    feed_shapes: Mapping[str, Sequence[int | None]] | None = None,
     inferred: Any = None,
     functions: bool = False,
 ) -> Graph:
@@ -56,7 +55,6 @@ def from_graph_def(
 
     Args:
         graph_def: a `tf.compat.v1.GraphDef`, function library included.
-        feed_shapes: static shapes of placeholders, by node name, where they are better known than in the graph.
         inferred: a `tf.Graph` that holds the same nodes with their shapes; imported here if it is not given. A GraphDef
             does not say what shape a captured variable has, so the graph of a function has to be given.
         functions: whether to read the functions that nodes call, and the bodies of lowered loops, too.
@@ -73,7 +71,7 @@ def from_graph_def(
         inferred = tf.Graph()
         try:
             with inferred.as_default():
-                tf.graph_util.import_graph_def(_with_shapes(graph_def, feed_shapes or {}), name="")
+                tf.graph_util.import_graph_def(graph_def, name="")
         except IMPORT_ERRORS as error:
             raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
     return _read(graph_def, inferred, functions)
@@ -96,20 +94,6 @@ def from_tf_graph(graph: Any, functions: bool = False) -> Graph:
     """
     refuse_optimized((op.name, op.type) for op in graph.get_operations())
     return _read(graph.as_graph_def(), graph, functions)
-
-
-def _with_shapes(graph_def: Any, feed_shapes: Mapping[str, Sequence[int | None]]) -> Any:
-    if not feed_shapes:
-        return graph_def
-    shaped = graph_pb2.GraphDef()
-    shaped.CopyFrom(graph_def)
-    for node_def in shaped.node:
-        if node_def.name in feed_shapes:
-            dims = feed_shapes[node_def.name]
-            node_def.attr["shape"].shape.CopyFrom(tf.TensorShape(dims).as_proto())
-            node_def.attr.pop("_output_shapes", None)
-            node_def.attr.pop("_user_specified_name", None)
-    return shaped
 
 
 def _read(graph_def: Any, graph: Any, functions: bool) -> Graph:

@@ -37,7 +37,6 @@ class Draft:
         nodes: in topological order.
         varying: along which axes each node varies.
         outputs: nodes, and the axes that are their dimensions.
-        origins: for each node that was written at first the one that computes it now; -1: none does.
     """
 
     axes: tuple[int, ...]
@@ -46,7 +45,6 @@ class Draft:
     nodes: tuple[Node, ...]
     varying: tuple[frozenset[int], ...]
     outputs: tuple[Output, ...]
-    origins: tuple[int, ...]
 
     def shape_of(self, output: Output) -> Shape:
         """The shape of an output."""
@@ -81,8 +79,7 @@ def with_axes(draft: Draft, become: Mapping[int, int]) -> Draft:
             nodes.append(node)
             varying.append(frozenset(map(axis, along)))
     outputs = tuple(Output(places[output.node], tuple(map(axis, output.axes))) for output in draft.outputs)
-    origins = tuple(places[place] if place >= 0 else -1 for place in draft.origins)
-    return replace(draft, nodes=tuple(nodes), varying=tuple(varying), outputs=outputs, origins=origins)
+    return replace(draft, nodes=tuple(nodes), varying=tuple(varying), outputs=outputs)
 
 
 def compacted(draft: Draft) -> tuple[Draft, tuple[int, ...]]:
@@ -117,7 +114,6 @@ def compacted(draft: Draft) -> tuple[Draft, tuple[int, ...]]:
         outputs=tuple(
             Output(place_of[each.node], tuple(axis_of[axis] for axis in each.axes)) for each in draft.outputs
         ),
-        origins=tuple(place_of.get(place, -1) for place in draft.origins),
     )
     return found, read
 

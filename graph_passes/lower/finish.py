@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from custom_ops.errors import ProgramError
 from custom_ops.expr.nodes import Input
@@ -16,18 +15,15 @@ from graph_passes.lower.merge import merged
 from graph_passes.lower.program_writer import ProgramWriter, Value
 from graph_passes.lower.split import split
 
-_SOME = 1 << 10  # stands for a size that is not known
-
 
 @dataclass(frozen=True)
 class Finished:
-    """A program, what its tensors are, in which shapes it reads and writes, and which values it computes repeatedly."""
+    """A program, what its tensors are, and in which shapes it reads and writes."""
 
     program: Program
     inputs: tuple[Value, ...]
     input_shapes: tuple[Shape, ...]
     output_shapes: tuple[Shape, ...]
-    repeated: tuple[Value, ...]
 
 
 def finished(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> Finished:
@@ -48,7 +44,6 @@ def finished(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> Finishe
         inputs=inputs,
         input_shapes=draft.shapes,
         output_shapes=tuple(map(draft.shape_of, draft.outputs)),
-        repeated=tuple(value for value in w.demanded if _is_repeated(w, draft, value)),
     )
 
 
@@ -86,7 +81,6 @@ def _written(w: ProgramWriter, results: Sequence[tuple[int, Access]]) -> Draft:
         nodes=tuple(w.nodes),
         varying=tuple(map(w.axes, range(len(w.nodes)))),
         outputs=outputs,
-        origins=tuple(range(len(w.nodes))),
     )
 
 
@@ -103,17 +97,6 @@ def _is_viewable(given: Draft, draft: Draft) -> bool:
     read = zip(given.shapes, draft.shapes, strict=True)
     made = zip(map(draft.shape_of, draft.outputs), map(given.shape_of, given.outputs), strict=True)
     return all(old == new or sum(size < 0 for size in new) < 2 for old, new in (*read, *made))
-
-
-def _is_repeated(w: ProgramWriter, draft: Draft, value: Value) -> bool:
-    """Whether more numbers are computed than there are."""
-    nodes = {draft.origins[place] for place in w.places_of(value)} - {-1}
-    if len(nodes) < 2:
-        return False
-    computed = sum(
-        prod(_SOME if draft.axes[axis] < 0 else draft.axes[axis] for axis in draft.varying[node]) for node in nodes
-    )
-    return computed > prod(_SOME if size < 0 else size for size in w.shapes[value])
 
 
 def _dimensions(w: ProgramWriter, at: Access) -> tuple[int, ...]:

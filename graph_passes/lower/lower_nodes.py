@@ -33,8 +33,6 @@ class LoweredKernel:
             holds in the end.
         input_shapes, output_shapes: the shapes in which the program reads and writes, of the same numbers as the
             tensors have, mostly in fewer dimensions; None: a size that is not known.
-        repeated: members of whose values some are computed more than once, since two readers want them in different
-            orders (a matrix plus its transpose) or one reads where another tensor says; dear if they hold reductions.
     """
 
     program: Program
@@ -42,7 +40,6 @@ class LoweredKernel:
     outputs: tuple[Value, ...]
     input_shapes: tuple[Shape, ...]
     output_shapes: tuple[Shape, ...]
-    repeated: tuple[str, ...] = ()
 
 
 def lower_kernel(
@@ -74,7 +71,6 @@ def lower_kernel(
         outputs=tuple(wanted),
         input_shapes=tuple(map(_static, found.input_shapes)),
         output_shapes=tuple(map(_static, found.output_shapes)),
-        repeated=tuple(dict.fromkeys(value.node for value in found.repeated if value.node in inside.place)),
     )
 
 

@@ -102,10 +102,6 @@ class ProgramWriter:
                 assert found is not None
                 return found
 
-    def places_of(self, value: Value) -> list[int]:
-        """The nodes that compute a value, each somewhere else."""
-        return [self._elements[value, at] for at in self.demanded[value]]
-
     def axis(self, size: int) -> int:
         """A new axis; a negative size is not known."""
         self.sizes.append(max(size, 0))

@@ -102,9 +102,8 @@ def _in_two(draft: Draft, axis: int, by: int) -> Draft | None:
         )
         for output in draft.outputs
     )
-    origins = tuple(places[place] if place >= 0 else -1 for place in draft.origins)
     found = replace(
-        draft, axes=tuple(sizes), nodes=tuple(nodes), varying=tuple(varying), outputs=outputs, origins=origins
+        draft, axes=tuple(sizes), nodes=tuple(nodes), varying=tuple(varying), outputs=outputs
     )
     return found if size > 0 else _with_given_size(found, axis)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from benchmarks.dynamic.traffic import products_of, weight_traffic
@@ -71,7 +69,7 @@ def test_of_a_net_that_exceeds_the_chip_the_largest_that_levels_read_stay() -> N
     # 128 MiB each, of which all registers and shared memories together have 56 MiB
     assert (found[forward], found[backward], found[logits]) == ("L2", "L2", "registers")
     assert plan.shared + plan.staging <= plan.chip.shared
-    assert sum(" in L2," in line for line in plan.describe()) == 2
+    assert [each.home for each in plan.residences].count("L2") == 2
     # on a larger chip that fits whose rows a warp can hold: a row of 8192 numbers is more than its registers
     large = homes(make_plan(kinds, Chip(processors=1024)))
     assert (large[forward], large[backward]) == ("L2", "registers")
@@ -97,22 +95,10 @@ def test_a_plan_says_where_weights_are(home: str) -> None:
         "shared": Chip(processors=4, registers=0),
         "L2": Chip(registers=0, shared=0),
     }[home]
-    *wide, narrow, gradients = make_plan(KINDS, chip).describe()
-    assert "bytes would not fit in the" in gradients or "bytes would fit in the" in gradients
-    assert all(f"in {home}, 1 rows" in line or f"in {home}, 8 rows" in line for line in wide)
-    assert f"in {home} of every processor," in narrow
-
-
-def test_the_report_says_whether_gradients_would_fit() -> None:
-    spec, chip = tree_rnn(UNITS), Chip(processors=4)
-    plan = build(spec, 90, chip, compile_source=lambda *_, **__: b"").plan
-    # the table is only looked up; a kernel of 64 x 128, a bias of 64, and 3 x 64
-    assert plan.gradient_bytes == 4 * (UNITS * 2 * UNITS + UNITS + 3 * UNITS)
-    registers = 4 * chip.threads * (chip.registers - plan.registers)
-    assert plan.free_bytes == 4 * (registers + chip.shared - plan.reserved - plan.staging)
-    assert f"{plan.gradient_bytes} bytes would fit in the {plan.free_bytes} " in plan.describe()[-1]
-    full = replace(plan, gradient_bytes=plan.free_bytes + 1)
-    assert "would not fit" in full.describe()[-1]
+    *wide, narrow = make_plan(KINDS, chip).residences
+    assert all(each.home == home and each.rows in (1, 8) and not each.everywhere for each in wide)
+    assert narrow.home == home
+    assert narrow.everywhere
 
 
 def test_products_of_vectors_that_lie_in_memory_may_be_in_tiles() -> None:

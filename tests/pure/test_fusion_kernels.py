@@ -80,7 +80,6 @@ def test_an_output_is_computed_where_it_was_demanded() -> None:
     b.add("sum", "AddV2", ("x", "column"), (4, 5), dtype="int32")
     kernel = lowered(b, "range", "column", "sum", outputs="sum range")
     assert kernel.program.axes == (4, 5)
-    assert kernel.repeated == ()
 
 
 def test_a_view_that_is_written_is_computed_in_the_shape_of_what_it_views() -> None:
@@ -94,7 +93,6 @@ def test_a_view_that_is_written_is_computed_in_the_shape_of_what_it_views() -> N
     b.add("rows", "Sum", ("exp", "last"), (6,))
     kernel = lowered(b, "exp", "view", "rows", outputs="view rows")
     assert kernel.program.axes == (6, 4)
-    assert kernel.repeated == ()
 
 
 @pytest.mark.parametrize("second", ["x", "exp"])

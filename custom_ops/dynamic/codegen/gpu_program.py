@@ -18,8 +18,7 @@ Beside what any kernel image says (`custom_ops.jit.image`):
 from __future__ import annotations
 
 import hashlib
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from custom_ops.dynamic.codegen.batch_table import Table, pointers_of
 from custom_ops.dynamic.codegen.on_chip import Chip, ChipPlan, cycles_of_a_node, holder, make_plan
@@ -93,8 +92,6 @@ def build(
     kinds = kinds_of(spec)
     table = Table(spec, kinds)
     plan = make_plan(kinds, chip, rows, reserved_bytes(table, script_words, timed), TILE_BYTES)
-    dense = [shape for shape, sparse in zip(spec.parameters, spec.sparse, strict=True) if not sparse]
-    plan = replace(plan, gradient_bytes=sum(4 * math.prod(parameter.shape) for parameter in dense))
     code = code_of(generate(spec, kinds, plan, script_words, polls, timed), arch, cache, compile_source=compile_source)
     image = KernelImage(
         arch, ENTRY, chip.threads, code, shared_bytes(table, plan, script_words, timed), cooperative=True

@@ -82,15 +82,6 @@ class Residence:
         """Registers of a thread, if registers hold the block."""
         return self.owned * -(-self.view.depth // WARP)
 
-    def describe(self) -> str:
-        """One line for a report."""
-        view = self.view
-        what = f"parameter {view.parameter}{', transposed' if view.transposed else ''}"
-        return (
-            f"{what}: {view.outputs} sums of {view.depth}, in {self.home}{' of every processor' * self.everywhere}, "
-            f"{self.rows} rows in {self.slots} blocks of a warp"
-        )
-
 
 @dataclass(frozen=True)
 class ChipPlan:
@@ -99,15 +90,11 @@ class ChipPlan:
     Attributes:
         staging: bytes of shared memory through which vectors reach the warps.
         resident_bytes: of weights on chip, over all processors.
-        gradient_bytes: of the gradients of parameters that are not only looked up.
-        reserved: bytes of shared memory of a processor for other things than weights and vectors.
     """
 
     chip: Chip
     residences: tuple[Residence, ...]
     staging: int
-    gradient_bytes: int = 0
-    reserved: int = 0
 
     @property
     def registers(self) -> int:
@@ -122,22 +109,6 @@ class ChipPlan:
     @property
     def resident_bytes(self) -> int:
         return 4 * sum(r.view.weights for r in self.residences if r.home != "L2")
-
-    @property
-    def free_bytes(self) -> int:
-        """Free bytes on chip, over all processors: registers that weights may have, and shared memory."""
-        registers = 4 * self.chip.threads * (self.chip.registers - self.registers)
-        shared = self.chip.shared - self.reserved - self.staging - self.shared
-        return self.chip.processors * (registers + max(0, shared))
-
-    def describe(self) -> list[str]:
-        """Lines for a report: what is resident, what streams, and where gradients are summed (III-C2)."""
-        fit = "would fit" if self.gradient_bytes <= self.free_bytes else "would not fit"
-        gradients = (
-            f"gradients: {self.gradient_bytes} bytes {fit} in the {self.free_bytes} that weights leave; in either case "
-            "summed in registers, 64 x 64 at a time, when no weight is multiplied by any more"
-        )
-        return [*(residence.describe() for residence in self.residences), gradients]
 
 
 def cycles_of_a_node(residence: Residence, chip: Chip) -> int:
@@ -216,7 +187,7 @@ def make_plan(
     room = min(max(staging, STAGING), staging + shared)
     staged = tuple(replace(dealt, staged=_staged(dealt, room)) for dealt in residences)
     staging = max((4 * dealt.staged * dealt.view.depth for dealt in staged), default=0)
-    return ChipPlan(chip, staged, max(staging, least_staging), reserved=reserved)
+    return ChipPlan(chip, staged, max(staging, least_staging))
 
 
 def _staged(residence: Residence, room: int) -> int:

@@ -49,10 +49,10 @@ def whole(name: str, value: Any, least: int = 0, most: int = LARGEST) -> int:
     return int(value)
 
 
-def number(name: str, value: Any, least: float = 0.0) -> float:
-    """A finite number."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not least <= float(value) < inf:
-        refuse(name, value, f"a number of {least:g} or more")
+def number(name: str, value: Any) -> float:
+    """A finite number of 0 or more."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) < inf:
+        refuse(name, value, "a number of 0 or more")
     return float(value)
 
 

@@ -40,7 +40,9 @@ def explain(report: Report, name: str = "") -> str:
 def _of_op(report: Report, op: str) -> str:
     """What became of the op's tensors, and of the op; "" if the report names neither."""
     names = (op, plain(op, report.scope_suffix))
-    moves = [record for record in report.transfers if _op(record.tensor, report.scope_suffix) in names]
+    moves = [
+        record for record in report.transfers if plain(record.tensor, report.scope_suffix).partition(":")[0] in names
+    ]
     fused = regions.explained(report, op)
     return " ".join([*(_moved(report, record) for record in moves), *([fused] if fused else [])])
 
@@ -62,11 +64,6 @@ def _moved(report: Report, record: TransferRecord) -> str:
     waits = dict(report.stalls).get(record.tensor, 0)
     stall = f", which waits {duration(waits)} for it" if waits else ""
     return f"{what} is offloaded after '{after}', and comes back from before '{prefetched}' on for '{used}'{stall}."
-
-
-def _op(tensor: str, suffix: str) -> str:
-    """The name of the op that makes a tensor, its layers as the user named them."""
-    return plain(tensor, suffix).partition(":")[0]
 
 
 def _of_layer(report: Report, layer: str) -> str:

@@ -34,6 +34,18 @@ class Refusal:
         return Refusal(self.reason, tuple((key, _renamed(key, value, names)) for key, value in self.arguments))
 
 
+class RefusedError(Exception):
+    """Something cannot be done, or stays as it is.
+
+    Attributes:
+        refusal: what, and why.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
 def _renamed(key: str, value: object, names: Mapping[str, str]) -> object:
     if isinstance(value, Refusal):
         return value.renamed(names)

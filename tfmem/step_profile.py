@@ -79,7 +79,7 @@ def profile_step(x: Any, batch: int, memory_budget: Budgets, steps: int) -> Step
             began = time.perf_counter()
             x.train_on_batch(inputs, labels)
             seconds.append(time.perf_counter() - began)
-            peak = _peak() if counted else None
+            peak = int(tf.config.experimental.get_memory_info(_device())["peak"]) if counted else None
     return StepProfile(planned, report(x), tuple(seconds[WARM_UP:]), peak)
 
 
@@ -98,7 +98,3 @@ def _reset_peak() -> bool:
     except ValueError:  # TensorFlow counts no memory of this device
         return False
     return True
-
-
-def _peak() -> int:
-    return int(tf.config.experimental.get_memory_info(_device())["peak"])

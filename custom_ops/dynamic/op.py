@@ -41,7 +41,7 @@ def forward_backward(
         loss_weights: `[examples]`; none: 1.
         program: for a GPU; none: the op runs on the CPU.
     """
-    dense, sparse = _counts(spec)
+    dense, sparse = len(spec.sparse) - sum(spec.sparse), sum(spec.sparse)
     given = [] if loss_weights is None else [loss_weights]
     back = _back(parameters)
     found = _call(
@@ -135,10 +135,6 @@ def seed_of(given: Any) -> tf.Tensor:
     if seed is None or not seed.dtype.is_integer:
         raise DynamicError(f"seed {given!r}; expected an integer")
     return tf.cast(seed, tf.int64)
-
-
-def _counts(spec: Spec) -> tuple[int, int]:
-    return len(spec.sparse) - sum(spec.sparse), sum(spec.sparse)
 
 
 def _outputs(spec: Spec) -> int:

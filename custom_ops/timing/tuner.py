@@ -127,12 +127,10 @@ def tune(
     return kept.get(_key(kept, bench, points, top, purpose), made)
 
 
-def known(
-    bench: Bench[C, P], cache: Cache, points: Sequence[P], top: int | None = 5, purpose: str = ""
-) -> list[TunerTrial[C, P]]:
+def known(bench: Bench[C, P], cache: Cache, points: Sequence[P], top: int | None = 5) -> list[TunerTrial[C, P]]:
     """What `tune` found before with these arguments; nothing if it did not run."""
     kept = remembered(bench, cache, points)
-    return kept.find(_key(kept, bench, points, top, purpose)) or []
+    return kept.find(_key(kept, bench, points, top, "")) or []
 
 
 def _key(

@@ -23,19 +23,12 @@ from graph_passes.errors import GraphError
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.lower.access import FIRST, Access, along, bounds
 from graph_passes.lower.shapes import Shapes
-from graph_passes.refusals import Reason, Refusal
+from graph_passes.refusal import RefusedError
+from graph_passes.refusals import Reason
 
 
-class LoweringError(GraphError):
-    """These ops are no one program.
-
-    Attributes:
-        refusal: which of them, and why.
-    """
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
+class LoweringError(RefusedError, GraphError):
+    """These ops are no one program."""
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,7 @@ def _in_two(draft: Draft, axis: int, by: int) -> Draft | None:
         )
         for output in draft.outputs
     )
-    found = replace(
-        draft, axes=tuple(sizes), nodes=tuple(nodes), varying=tuple(varying), outputs=outputs
-    )
+    found = replace(draft, axes=tuple(sizes), nodes=tuple(nodes), varying=tuple(varying), outputs=outputs)
     return found if size > 0 else _with_given_size(found, axis)
 
 

@@ -28,14 +28,9 @@ _ON_MESH = (
 )
 
 
-def runs_elsewhere(cf: ConcreteFunction, tensors: Iterable[Any] = ()) -> str:
-    """Why tfmem leaves a traced function alone: it runs in other processes, on a TPU or on a mesh; "" if it does not.
-
-    Args:
-        cf: the function.
-        tensors: what it is called with.
-    """
-    return elsewhere_under(strategies_of(cf)) or on_mesh([*cf._captured_inputs, *tensors])
+def runs_elsewhere(cf: ConcreteFunction) -> str:
+    """Why tfmem leaves a function alone: it runs in other processes, on a TPU or on a mesh; "" if it does not."""
+    return elsewhere_under(strategies_of(cf)) or on_mesh(cf._captured_inputs)
 
 
 def elsewhere_under(strategies: Iterable[Any]) -> str:

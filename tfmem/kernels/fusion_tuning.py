@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from tensorflow.core.framework.attr_value_pb2 import NameAttrList
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from custom_ops import image_functions
 from custom_ops.background import go_on
@@ -144,17 +142,15 @@ def with_programs(captured: Captured, programs: Mapping[str, Sequence[FusionProg
         node.attr["programs"].CopyFrom(serde.encode(tuple(program.to_text() for program in made)))
         node.attr["images"].CopyFrom(serde.encode(tuple(Code(program.image.code) for program in made)))
         codes |= {image_functions.name_of(program.image.code): program.image.code for program in made}
-    named = {found.name for node in every_node(graph_def) if "images" in node.attr for found in _images(node)}
+    named = {
+        found.name for node in every_node(graph_def) if "images" in node.attr for found in node.attr["images"].list.func
+    }
     kept = [each for each in graph_def.library.function if not _is_image(each) or each.signature.name in named]
     present = {function.signature.name for function in kept}
     new = [image_functions.definition(code) for name, code in codes.items() if name not in present]
     del graph_def.library.function[:]
     graph_def.library.function.extend([*kept, *new])
     return replace(captured, graph_def=graph_def)
-
-
-def _images(node: NodeDef) -> Sequence[NameAttrList]:
-    return node.attr["images"].list.func
 
 
 def _is_image(function: FunctionDef) -> bool:

@@ -211,7 +211,8 @@ def decided(state: Composing, report: Report, function: Any) -> Transition[StepS
     own = FusionFinding(failed, total_over(given), total_over(report), *seconds)
     found = found_together(fuser.board, fuser.engine, fuser.trace, own)
     if found.failed:
-        return fuser.settled(replace(state, report=_noted(given, report)), found.failed)
+        notes = tuple(dict.fromkeys((*given.notes, *report.notes)))
+        return fuser.settled(replace(state, report=replace(given, notes=notes)), found.failed)
     if excess := found.excess:
         if others := state.compositions[1:]:  # smaller regions may leave more room, and larger ones need fewer moves
             return Transition(Event.RAN, replace(state, compositions=others, step=None))
@@ -331,7 +332,3 @@ def total_over(report: Report) -> int:
 def _over(found: Peaks) -> int:
     peak = found.peak_predicted if found.peak_measured is None else found.peak_measured
     return 0 if found.budget is None else max(0, peak - found.budget)
-
-
-def _noted(given: Report, report: Report) -> Report:
-    return replace(given, notes=tuple(dict.fromkeys((*given.notes, *report.notes))))

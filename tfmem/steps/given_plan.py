@@ -22,11 +22,6 @@ NOT_DIVIDED = "the given plan splits the batch, which is not possible here"
 OTHER_INPUTS = "the given plan is for inputs of other shapes, so this trace was planned by itself"
 
 
-def planned_for(plan: Plan, trace: Trace) -> bool:
-    """Whether the plan is for inputs of these shapes; a function has a trace for each."""
-    return plan.inputs == trace.input_specs
-
-
 def of_graph(plan: Plan, trace: Trace) -> bool:
     """Whether the plan is for the very ops of a trace."""
     found = digests(trace.step.graph, trace.step.order)

@@ -92,7 +92,9 @@ class KnownPlan:
             GraphError, ContractError: this is no plan of `given`.
             KernelError: there is no kernel for a region.
         """
-        places = {node.attr["region"].s.decode(): node.device for node in every_node(self.graph_def) if _fused(node)}
+        places = {
+            node.attr["region"].s.decode(): node.device for node in every_node(self.graph_def) if node.op == FUSION_OP
+        }
         lost = [region.name for region in self.plan.regions if region.text not in places]
         if lost:
             raise GraphError(f"the plan has the region {lost[0]}, and the graph has no such op")
@@ -122,10 +124,6 @@ class KnownPlan:
         gone = [name for name in wanted if name not in graph.nodes]
         if gone:
             raise GraphError(f"the plan left out '{gone[0]}'")
-
-
-def _fused(node: Any) -> bool:
-    return bool(node.op == FUSION_OP)
 
 
 def plans(directory: str) -> Remembered[KnownPlan]:

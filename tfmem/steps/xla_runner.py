@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from custom_ops.background import NEXT, go_on
 from graph_passes.decision import Decision, Fusion, Xla
-from graph_passes.report import Report
 from tfmem.capture.concrete_function import RestoredFunction, asks_for_xla, flat_arguments
 from tfmem.capture.xla_draws import differs_in
 from tfmem.capture.xla_function import xla_function
@@ -187,11 +186,7 @@ def _slower(fuser: Fuser, stays: Settled, times: Times) -> Settled:
 
 
 def _without(stays: Settled, note: str) -> Settled:
-    return replace(stays, report=_noted(stays.report, note))
-
-
-def _noted(report: Report, note: str) -> Report:
-    return replace(report, notes=(*report.notes, note))
+    return replace(stays, report=replace(stays.report, notes=(*stays.report.notes, note)))
 
 
 def _said(error: Exception | None) -> str:

@@ -67,12 +67,10 @@ class SectionValues:
                 return self._row(self.words.puts[numbers[0]][numbers[1]], item.width)
         raise AssertionError(item.op)
 
-    def read(self, ref: Ref, j: str, local: Collection[int] = ()) -> str:
-        """The number at position `j`; items in `local` are variables."""
+    def read(self, ref: Ref, j: str) -> str:
+        """The number at position `j`."""
         if ref.kind == "c":
             return literal(self.code.constants[ref.number], "float32")
-        if ref.kind == "v" and ref.number in local:
-            return f"value_{ref.number}"
         if ref.kind == "v" and self.items[ref.number].op in SOURCES:
             return self.source(self.items[ref.number], j)
         return f"{self.memory(ref)}[{'0' if self.width(ref) == 1 else j}]"

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graph_passes.graph.ir import Graph, Node, TensorId
-from graph_passes.refusals import Reason, Refusal
+from graph_passes.refusal import RefusedError
+from graph_passes.refusals import Reason
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,8 @@ class Separation:
     shapes: tuple[tuple[int, int, int], ...] = ()
 
 
-class MixesError(Exception):
+class MixesError(RefusedError):
     """An op that cannot work on a piece of the batch."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        """Keep why."""
-        super().__init__(str(refusal))
-        self.refusal = refusal
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ class Joint:
         gaps: the gaps that the program decides on.
         free: gaps that count as away: they are small, or too short to matter.
         early: whether a copy out may begin before the gap does.
-        chains: whether gaps may end with a chain.
     """
 
     timeline: Timeline
@@ -59,7 +58,6 @@ class Joint:
     gaps: tuple[Gap, ...]
     free: tuple[Gap, ...] = ()
     early: bool = False
-    chains: bool = True
 
     @classmethod
     def of(
@@ -70,7 +68,6 @@ class Joint:
         candidates: Sequence[Gap],
         *,
         early: bool = False,
-        chains: bool = True,
     ) -> Joint:
         """The largest of the candidates that lie where memory is short; the others are free."""
         short = np.flatnonzero(timeline.usage > budget)
@@ -81,7 +78,7 @@ class Joint:
         ]
         useful.sort(key=lambda gap: (-timeline.nbytes(gap), gap.next, gap.last, gap.buffer))
         chosen = tuple(sorted(useful[:MOST_GAPS], key=lambda gap: (gap.next, gap.last, gap.buffer)))
-        return cls(timeline, link, budget, chosen, tuple(useful[MOST_GAPS:]), early, chains)
+        return cls(timeline, link, budget, chosen, tuple(useful[MOST_GAPS:]), early)
 
     @cached_property
     def borders(self) -> list[int]:
@@ -130,7 +127,7 @@ class Joint:
     @cached_property
     def prices(self) -> list[float]:
         """The time of each gap's chain; infinity where it has none."""
-        return [self.timeline.recomputing(gap) / self.unit if self.chains else float("inf") for gap in self.gaps]
+        return [self.timeline.recomputing(gap) / self.unit for gap in self.gaps]
 
     def temporary(self, number: int) -> float:
         """MiB that have to be away while a gap's chain runs."""

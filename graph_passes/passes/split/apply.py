@@ -310,12 +310,11 @@ def _rewrites(plan: SplitPlan, graph: Graph) -> list[tuple[Rewrite, _Written]]:
 def _placed(graph: Graph, order: Sequence[str], region: SplitRegion, block: Sequence[str]) -> list[str]:
     """`order` with the pieces where the last op of the region ran, and behind them what reads them."""
     members = frozenset(region.members)
-    later = graph.reached(members, lambda node: _depending(graph, node)) - members
+    later = (
+        graph.reached(members, lambda node: [name for name in graph.successors(node) if graph[name].op != "Const"])
+        - members
+    )
     last = max(index for index, name in enumerate(order) if name in members)
     before = [name for name in order[:last] if name not in members and name not in later]
     behind = [name for name in order[:last] if name in later]
     return [*before, *block, *behind, *order[last + 1 :]]
-
-
-def _depending(graph: Graph, node: Node) -> list[str]:
-    return [name for name in graph.successors(node) if graph[name].op != "Const"]

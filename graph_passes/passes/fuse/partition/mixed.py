@@ -72,7 +72,7 @@ def _groups(region: RegionCandidate) -> Iterator[list[int]]:
     groups: dict[int, list[list[int]]] = {}
     for product in sorted(region.generated):
         alike = groups.setdefault(region.uses[product][0], [])
-        beside = [group for group in alike if not _reached(region, group, product)]
+        beside = [group for group in alike if product not in region.net.behind(set(group), product + 1)]
         if beside:
             beside[-1].append(product)
         else:
@@ -89,11 +89,6 @@ def _together(
     found = [set(group) for group in several]
     found += [set[int]().union(*(max(around[product], key=len) for product in group)) for group in several]
     return [members for members in found if members and _is_one(region, members)]
-
-
-def _reached(region: RegionCandidate, earlier: Collection[int], product: int) -> bool:
-    """Whether a product waits for one of some earlier ones."""
-    return product in region.net.behind(set(earlier), product + 1)
 
 
 def _outermost(found: Sequence[Candidate]) -> list[Candidate]:

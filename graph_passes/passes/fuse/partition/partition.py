@@ -119,7 +119,6 @@ def partition_graph(
     device: KernelDevice,
     *,
     kinds: Collection[OpPattern] = ON_CPU,
-    fusible: Callable[[str], bool] | None = None,
     generated: Callable[[str], bool] | None = None,
     default: str = "",
     apart: AbstractSet[str] = frozenset(),
@@ -138,7 +137,6 @@ def partition_graph(
         op_patterns: of all its nodes.
         device: what it runs on.
         kinds: of nodes that may be in a region.
-        fusible: whether a memory-intensive node can be in a kernel; None: by its kind.
         generated: whether a product can; None: those that are small on the device.
         default: the device of nodes that ask for none, "/job:localhost/replica:0/task:0/device:CPU:0".
         apart: names of nodes that are in no region with others; see `find_regions`.
@@ -167,7 +165,7 @@ def partition_graph(
         gain = _gain(op_patterns, device)
         regions, reasons = find_regions(graph, op_patterns, gain, kinds, fed, outside, default, apart, segments)
         candidates = [
-            candidate_of(graph, op_patterns, members, _outputs(graph, members, fetched), fusible or by_kind, generated)
+            candidate_of(graph, op_patterns, members, _outputs(graph, members, fetched), by_kind, generated)
             for members in regions
         ]
         scorers = (Scorer(each, device, refuse, measure) for each in candidates)

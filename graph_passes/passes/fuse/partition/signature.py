@@ -69,11 +69,9 @@ class Signatures:
         return self._given[tensor]
 
 
-def once(
-    function: Callable[[Sequence[str]], Result], signatures: Signatures, known: dict[Signature, Result] | None = None
-) -> Callable[[Sequence[str]], Result]:
-    """`function` of a pattern, which is asked once about equal ones; `known` is what it said before."""
-    answers = {} if known is None else known
+def once(function: Callable[[Sequence[str]], Result], signatures: Signatures) -> Callable[[Sequence[str]], Result]:
+    """`function` of a pattern, which is asked once about equal ones."""
+    answers: dict[Signature, Result] = {}
 
     def answered(members: Sequence[str]) -> Result:
         signature = signatures(members)

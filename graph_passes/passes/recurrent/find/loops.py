@@ -15,7 +15,8 @@ from graph_passes.graph.ir import Function, Graph, Node, TensorId
 from graph_passes.graph.ops import IDENTITIES, LOOPS, passed, scalar_value
 from graph_passes.passes.recurrent.find.counting import Numbers, StepNumber, linear
 from graph_passes.passes.recurrent.find.stepped_variables import Stepped, stepped_variables
-from graph_passes.refusals import Reason, Refusal
+from graph_passes.refusal import RefusedError
+from graph_passes.refusals import Reason
 
 COMPLEX = ("complex64", "complex128")
 _WHOLE = ("int32", "int64")
@@ -23,16 +24,8 @@ _MIRRORED = {"Less": "Greater", "LessEqual": "GreaterEqual", "Greater": "Less", 
 _MIRRORED |= {"NotEqual": "NotEqual"}
 
 
-class Unreadable(Exception):  # noqa: N818  not an error: the loop stays as it is, and the report says why
-    """What a cell cannot express.
-
-    Attributes:
-        refusal: what was found.
-    """
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
+class Unreadable(RefusedError):  # noqa: N818  not an error: the loop stays as it is, and the report says why
+    """What a cell cannot express."""
 
 
 @dataclass(frozen=True, eq=False)

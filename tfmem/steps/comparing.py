@@ -128,7 +128,7 @@ def _beside_moves(job: Job, state: Placed, in_thread: bool) -> Transition[StepSt
     engine, trace = job.engine, job.trace
     mirrored = trace.shared or trace.of_replicas
     if mirrored and "fusion" not in (engine.settings.options.passes or ()):
-        return _without_regions(engine, state, FusionWhy.DISTRIBUTED)
+        return _without_regions(engine, state)
     fuser = Fuser(engine, trace, with_xla=False, mirrored=mirrored)
     return _planned_by(fuser, state, partial(composed, fuser, room_of(job)), in_thread)
 
@@ -142,7 +142,7 @@ def _in_workers(job: Job, state: Placed, board: Board, timed: bool) -> Transitio
     fuser = Fuser(engine, trace, with_xla=False, mirrored=True, board=board)
     if "fusion" not in (engine.settings.options.passes or ()):
         decline(engine, trace, FusionWhy.DISTRIBUTED)
-        return _without_regions(engine, state, FusionWhy.DISTRIBUTED)
+        return _without_regions(engine, state)
     try:
         why = against_fusion(trace.optimized(), engine.settings.feed_shapes, agree=True)
         if not why and state.unchanged and trace.jit_compile and not trace.replacements.matches:
@@ -163,8 +163,8 @@ def _in_workers(job: Job, state: Placed, board: Board, timed: bool) -> Transitio
     return _of_replicas(fuser, state, timed)
 
 
-def _without_regions(engine: Engine, state: StepState, why: FusionWhy) -> Transition[StepState]:
-    report = unstitched(state.report, engine, why)
+def _without_regions(engine: Engine, state: StepState) -> Transition[StepState]:
+    report = unstitched(state.report, engine, FusionWhy.DISTRIBUTED)
     return Transition(Event.STAYS, Settled(**shared(replace(state, report=report))))
 
 

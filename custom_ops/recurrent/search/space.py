@@ -82,7 +82,7 @@ def _found(machine: Machine, spec: RecurrentSpec, batch: int, streams: bool, tur
         shape for exchange, ctas in wanted.items() for shape in _shapes(machine, spec, batch, exchange, ctas, turns)
     )
     if not streams:
-        if not has_clusters(machine) and can_replicate(spec.cell):  # with them an exchange is short
+        if machine.clusters[-1][0] <= 1 and can_replicate(spec.cell):  # with them an exchange is short
             shapes = (each for shape in shapes for each in (shape, *_replicated(spec, shape)))
         shapes = (shape for shape in shapes if _could_hold(machine, spec, shape))
     return [fitted for shape in shapes for fitted in _fitted(machine, spec, shape, streams)]
@@ -98,10 +98,6 @@ def resident_groups(machine: Machine, configuration: Configuration) -> int:
     """Groups that run at once, one CTA on a multiprocessor."""
     clusters = [int(count) for size, count in machine.clusters if size >= configuration.cluster]
     return max(clusters, default=0) * configuration.cluster // configuration.ctas
-
-
-def has_clusters(machine: Machine) -> bool:
-    return machine.clusters[-1][0] > 1
 
 
 def _shapes(

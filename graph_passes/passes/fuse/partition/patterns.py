@@ -128,12 +128,14 @@ def _divided(scorer: Scorer, members: list[int], roles: Mapping[int, Role], step
 def _packed(scorer: Scorer, parts: Sequence[list[int]]) -> Iterator[Candidate]:
     """Parts with no dependences among them, alone and several together: those that work on tensors of one size first,
     in as few patterns as can be kernels."""
+    region = scorer.region
     sizes: dict[int, list[list[int]]] = {}
     for part in parts:
         candidate = scorer.candidate(part)
         if candidate:
             yield candidate
-        largest = max(scorer.region.nbytes[memory] for number in part for memory in _touched(scorer.region, number))
+        touched = (memory for number in part for memory in (*region.uses[number], *region.defs[number]))
+        largest = max(map(region.nbytes.__getitem__, touched))
         sizes.setdefault(largest, []).append(part)
     for group in sizes.values():
         yield from _halved(scorer, group)
@@ -151,7 +153,3 @@ def _halved(scorer: Scorer, parts: Sequence[list[int]]) -> Iterator[Candidate]:
     middle = len(parts) // 2
     yield from _halved(scorer, parts[:middle])
     yield from _halved(scorer, parts[middle:])
-
-
-def _touched(region: RegionCandidate, number: int) -> tuple[int, ...]:
-    return (*region.uses[number], *region.defs[number])

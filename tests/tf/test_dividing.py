@@ -90,7 +90,8 @@ def test_a_split_that_is_faster_runs_from_then_on(trained: Any, new_net: Any, mo
     assert run.report.splits
     assert run.report.peak_measured <= run.report.budget
     assert any(str(note).startswith("split along the batch: ") for note in run.report.notes)
-    assert run.report.verdict.how == "split along the batch, with moves"
+    moves = ", with moves" if run.report.transfers else ""  # a busy machine's peak may leave room for pieces alone
+    assert run.report.verdict.how == f"split along the batch{moves}"
     np.testing.assert_allclose(run.losses, plain(new_net().step, len(run.losses)), rtol=1e-5)
 
 

@@ -10,13 +10,11 @@
 #include <vector>
 
 #include "fake_cuda.h"
-#include "fake_numbers.h"
+#include "fake_images.h"
+#include "fake_pooling.h"
 
 namespace {
 
-constexpr int kBadParameter = 2000, kUnsupported = 3000, kAllocationFailed = 4004;
-constexpr int kFloat = 0, kHalf = 2, kBfloat16 = 9;
-constexpr int kAverageOfImage = 2, kDeterministicMax = 3;
 constexpr size_t kWorkspace = 1000;
 constexpr int kAlgorithms = 5;
 // In the order in which it gives them: what they take, and whether they are deterministic.
@@ -24,11 +22,6 @@ constexpr size_t kMemory[kAlgorithms] = {size_t{1} << 40, kWorkspace, kWorkspace
 constexpr bool kInOrder[kAlgorithms] = {true, false, true, true, true};
 constexpr int kRefused = 2;
 
-struct Tensor {
-  int type = -1;
-  int sizes[4] = {};    // n, c, h, w
-  int strides[4] = {};  // of them
-};
 struct Filter {
   int type = -1;
   int format = 0;
@@ -37,10 +30,6 @@ struct Filter {
 struct Convolution {
   int pad[2], stride[2], dilation[2];
   int mode = -1, compute = -1, groups = 1, math = 0;
-};
-struct Pooling {
-  int mode = -1, nan = 0;
-  int window[2] = {}, pad[2] = {}, stride[2] = {};
 };
 struct Algorithm {
   int number;
@@ -72,20 +61,6 @@ Tensor Filters(const Filter& filter) {
   const int first[4] = {c * h * w, h * w, w, 1}, last[4] = {h * w * c, 1, w * c, c};
   std::memcpy(made.strides, filter.format ? last : first, sizeof made.strides);
   return made;
-}
-
-bool LastIn(const Tensor& x) { return x.strides[1] == 1; }
-
-bool Packed(const Tensor& x) {
-  const int *s = x.sizes, c = s[1], h = s[2], w = s[3];
-  const int first[4] = {c * h * w, h * w, w, 1}, last[4] = {h * w * c, 1, w * c, c};
-  const auto same = [&](const int* strides) {
-    for (int i = 0; i < 4; ++i) {
-      if (s[i] > 1 && x.strides[i] != strides[i]) return false;
-    }
-    return true;
-  };
-  return same(first) || same(last);
 }
 
 int Check(const Tensor& x, const Filter& w, const Convolution& conv, const Tensor& y) {
@@ -133,10 +108,6 @@ void Visit(const Tensor& x, const Tensor& w, const Convolution& conv, const Tens
             }
 }
 
-int64_t Numbers(const Tensor& x) {
-  return int64_t{x.sizes[0]} * x.sizes[1] * x.sizes[2] * x.sizes[3];
-}
-
 // `which` of x, w and y is computed: 0, 1, 2.
 template <typename T>
 void Compute(int which, const Tensor& x, void* x_at, const Filter& filter, void* w_at,
@@ -152,18 +123,6 @@ void Compute(int which, const Tensor& x, void* x_at, const Filter& filter, void*
     sums[places[which]] +=
         static_cast<double>(at[a][places[a]]) * static_cast<double>(at[b][places[b]]);
   });
-}
-
-template <typename T>
-void Store(const std::vector<double>& sums, void* to) {
-  for (size_t i = 0; i < sums.size(); ++i) static_cast<T*>(to)[i] = sums[i];
-}
-
-template <typename Run>
-void OfType(int type, const Run& run) {
-  if (type == kFloat) return run(float());
-  if (type == kHalf) return run(_Float16());
-  run(Bfloat16());
 }
 
 bool IsOne(const void* alpha) { return *static_cast<const float*>(alpha) == 1; }
@@ -215,50 +174,6 @@ int Run(Handle* handle, int which, const void* alpha, const Tensor* x, const voi
     FakeSpend(milliseconds[algorithm]);
   });
   return 0;
-}
-
-// A window may end behind the image, as cuDNN allows; it is not empty.
-int Check(const Pooling& pooling, const Tensor& x, const Tensor& y) {
-  if ((pooling.mode != kDeterministicMax && pooling.mode != kAverageOfImage) || x.type != y.type) {
-    return kBadParameter;
-  }
-  if (!Packed(x) || !Packed(y)) return kUnsupported;
-  for (int i = 0; i < 2; ++i) {
-    const int last = (y.sizes[2 + i] - 1) * pooling.stride[i] - pooling.pad[i];
-    if (x.sizes[i] != y.sizes[i] || last >= x.sizes[2 + i]) return kBadParameter;
-    if (pooling.pad[i] >= pooling.window[i]) return kBadParameter;
-  }
-  return 0;
-}
-
-// Calls `visit` with the place of each number of y, and the places of its window in x.
-void VisitWindows(const Pooling& pooling, const Tensor& x, const Tensor& y,
-                  const std::function<void(int64_t, const std::vector<int64_t>&)>& visit) {
-  for (int n = 0; n < y.sizes[0]; ++n)
-    for (int c = 0; c < y.sizes[1]; ++c)
-      for (int p = 0; p < y.sizes[2]; ++p)
-        for (int q = 0; q < y.sizes[3]; ++q) {
-          std::vector<int64_t> window;
-          for (int r = 0; r < pooling.window[0]; ++r)
-            for (int s = 0; s < pooling.window[1]; ++s) {
-              const int h = p * pooling.stride[0] + r - pooling.pad[0];
-              const int w = q * pooling.stride[1] + s - pooling.pad[1];
-              if (h < 0 || w < 0 || h >= x.sizes[2] || w >= x.sizes[3]) continue;
-              window.push_back(int64_t{n} * x.strides[0] + c * x.strides[1] + h * x.strides[2] +
-                               w * x.strides[3]);
-            }
-          visit(int64_t{n} * y.strides[0] + c * y.strides[1] + p * y.strides[2] + q * y.strides[3],
-                window);
-        }
-}
-
-template <typename T>
-int64_t FirstMaximum(const T* from, const std::vector<int64_t>& window) {
-  int64_t found = window[0];
-  for (int64_t place : window) {
-    if (static_cast<double>(from[place]) > static_cast<double>(from[found])) found = place;
-  }
-  return found;
 }
 
 // cuDNN loads a kernel when it first runs it.
@@ -405,21 +320,8 @@ int cudnnPoolingForward(Handle* handle, Pooling* pooling, const void* alpha, Ten
   if (const int wrong = Check(*pooling, *x, *y)) return wrong;
   if (!IsOne(alpha) || !IsZero(beta)) return kBadParameter;
   if (Loads(handle->stream, false)) return kAllocationFailed;
-  FakeLaunch(handle->stream, [x_at, y_at, pooling = *pooling, x = *x, y = *y] {
-    OfType(x.type, [&](auto type) {
-      const auto* from = static_cast<const decltype(type)*>(x_at);
-      auto* to = static_cast<decltype(type)*>(y_at);
-      VisitWindows(pooling, x, y, [&](int64_t at, const std::vector<int64_t>& window) {
-        if (pooling.mode == kDeterministicMax) {
-          to[at] = from[FirstMaximum(from, window)];
-          return;
-        }
-        double sum = 0;
-        for (int64_t place : window) sum += static_cast<double>(from[place]);
-        to[at] = sum / window.size();
-      });
-    });
-  });
+  FakeLaunch(handle->stream,
+             [=, pooling = *pooling, x = *x, y = *y] { Pool(pooling, x, x_at, y, y_at); });
   return 0;
 }
 int cudnnPoolingBackward(Handle* handle, Pooling* pooling, const void* alpha, Tensor* y,
@@ -430,24 +332,7 @@ int cudnnPoolingBackward(Handle* handle, Pooling* pooling, const void* alpha, Te
   if (!IsOne(alpha) || !IsZero(beta) || x != dx || y != dy) return kBadParameter;
   if (Loads(handle->stream, true)) return kAllocationFailed;
   FakeLaunch(handle->stream, [=, pooling = *pooling, x = *x, y = *y] {
-    OfType(x.type, [&](auto type) {
-      using Number = decltype(type);
-      const auto* from = static_cast<const Number*>(x_at);
-      const auto *made = static_cast<const Number*>(y_at),
-                 *given = static_cast<const Number*>(dy_at);
-      std::vector<double> sums(Numbers(x));
-      VisitWindows(pooling, x, y, [&](int64_t at, const std::vector<int64_t>& window) {
-        const double gradient = static_cast<double>(given[at]);
-        if (pooling.mode == kAverageOfImage) {
-          for (int64_t place : window) sums[place] += gradient / window.size();
-          return;
-        }
-        const int64_t of = FirstMaximum(from, window);
-        const bool same = static_cast<double>(made[at]) == static_cast<double>(from[of]);
-        sums[of] += same ? gradient : 1e9;  // y is not what x gives
-      });
-      Store<Number>(sums, dx_at);
-    });
+    PoolGradient(pooling, x, x_at, y, y_at, dy_at, dx_at);
   });
   return 0;
 }

@@ -14,7 +14,7 @@ from tensorflow.python.grappler import tf_optimizer
 from tests.tf.python_server import run_python
 from tfmem.capture.build import shaped_graph
 from tfmem.capture.concrete_function import capture_concrete, restore_concrete
-from tfmem.capture.grappler import past_made_identities, run_grappler
+from tfmem.capture.grappler import run_grappler
 from tfmem.frontends.graph_def import capture_graph_def
 
 ROOT = Path(__file__).parents[2]
@@ -199,43 +199,3 @@ def test_a_step_without_results_is_no_failure(caplog):
     found = run_grappler(capture_concrete(step.get_concrete_function(iter(tf.data.Dataset.range(3)))))
     assert not found.fetches
     assert not caplog.records
-
-
-def test_ops_are_fused_past_a_product_with_one_beside_a_condition():
-    """Grappler's dependency optimizer is off where a condition has effects. It would drop what a product with 1 became,
-    as in `keras.activations.silu`, so that the remapper finds the ops to fuse."""
-    kernel, count = tf.Variable(tf.ones([3, 3, 2, 4])), tf.Variable(0)
-
-    @tf.function
-    def step(x):
-        if count < 3:
-            count.assign_add(1)
-        return tf.nn.bias_add(1.0 * tf.nn.conv2d(x, kernel, 1, "SAME"), tf.ones([4]))
-
-    captured = capture_concrete(step.get_concrete_function(tf.TensorSpec([2, 8, 8, 2])))
-    nodes = run_grappler(captured, device="CPU").graph_def.node
-    assert any(node.op == "If" for node in nodes)
-    assert [list(node.attr["fused_ops"].list.s) for node in nodes if node.op == "_FusedConv2D"] == [[b"BiasAdd"]]
-
-
-def test_an_identity_that_the_program_wrote_or_that_waits_stays():
-    def graph(*nodes):
-        result = tf.compat.v1.GraphDef()
-        for name, op, inputs in nodes:
-            result.node.add(name=name, op=op, input=inputs)
-        return result
-
-    rest = (("x", "Placeholder", []), ("one", "Const", []), ("own", "Identity", ["x"]))
-    given = graph(*rest, ("a", "Mul", ["own", "one"]), ("b", "Mul", ["a", "one"]), ("c", "Mul", ["b", "one"]))
-    made = (("a", "Identity", ["own", "^one"]), ("b", "Identity", ["a:0"]), ("c", "Identity", ["b", "^own"]))
-    found = past_made_identities(given, graph(*rest, *made, ("end", "Neg", ["c"])))
-    assert {node.name: list(node.input) for node in found.node} == {
-        "x": [],
-        "one": [],
-        "own": ["x"],
-        "a": ["own", "^one"],
-        "b": ["own"],
-        "c": ["own", "^own"],
-        "end": ["c"],
-    }
-    assert past_made_identities(given, given) is None

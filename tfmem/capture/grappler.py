@@ -84,7 +84,7 @@ def run_grappler(
             config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
         if keep_layout or portable:
             config.graph_options.rewrite_options.layout_optimizer = rewriter_config_pb2.RewriterConfig.OFF
-        rewrite = functools.partial(_rewrite, config, captured, keep, device, nested, kept)
+        rewrite = functools.partial(_rewrite, config, inlined.graph_def, captured, keep, device, nested, kept)
         optimized = _optimize(config, inlined.graph_def, rewrite)
         inlined = replace(inlined, graph_def=optimized)
     return replace(inlined, creation_order=order)
@@ -141,50 +141,21 @@ def _disabled(executor: str | None, serialized: bytes) -> context.FunctionCallOp
     return context.FunctionCallOptions(executor, config)
 
 
-def _optimize(config: ConfigProto, graph_def: GraphDef, rewrite: Callable[[GraphDef], GraphDef]) -> GraphDef:
+def _optimize(config: ConfigProto, graph_def: GraphDef, rewrite: Callable[[], GraphDef]) -> GraphDef:
     """What `rewrite` makes of a graph by `config`, which is changed here."""
     options = config.graph_options.rewrite_options
     options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     options.min_graph_nodes = -1
-    keeps_edges = any(node.op in _STATEFUL_CONTROL_FLOW for node in every_node(graph_def))
-    if keeps_edges:
+    if any(node.op in _STATEFUL_CONTROL_FLOW for node in every_node(graph_def)):
         options.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
 
-    result = rewrite(graph_def)
-    if keeps_edges and (shorter := past_made_identities(graph_def, result)) is not None:
-        result = rewrite(shorter)
+    result = rewrite()
     if not all(map(_is_valid, result.node)):
         # The remapper fuses bfloat16 convolutions into an op that TensorFlow's runtime knows only
         # after oneDNN has renamed it; no graph with it can be imported.
         options.remapping = rewriter_config_pb2.RewriterConfig.OFF
-        result = rewrite(graph_def)
+        result = rewrite()
     return result
-
-
-def past_made_identities(given: GraphDef, optimized: GraphDef) -> GraphDef | None:
-    """`optimized`, whose ops read past what Grappler made an Identity: a product with 1, say. None if there is none.
-
-        sigmoid(identity(x)) * x   ->   sigmoid(x) * x, which the remapper fuses
-
-    The dependency optimizer does this, where it may run. Without it the remapper would not find some of the ops that
-    TensorFlow fuses.
-    """
-    before = {node.name: node.op for node in given.node}
-    constants = {node.name for node in optimized.node if node.op == "Const"}
-    passed = {}
-    for node in optimized.node:
-        waits_for = {name[1:] for name in node.input[1:]}
-        if node.op == "Identity" and before.get(node.name, node.op) != node.op and waits_for <= constants:
-            passed[node.name] = node.input[0]
-    result = GraphDef()
-    result.CopyFrom(optimized)
-    changed = False
-    for node in result.node:
-        for place in range(len(node.input)):
-            while (source := passed.get(node.input[place].removesuffix(":0"))) is not None:
-                node.input[place] = source
-                changed = True
-    return result if changed else None
 
 
 def _is_valid(node: NodeDef) -> bool:
@@ -198,12 +169,12 @@ def _is_valid(node: NodeDef) -> bool:
 
 def _rewrite(
     config: ConfigProto,
+    graph_def: GraphDef,
     captured: Captured,
     keep: tuple[str, ...],
     device: str,
     nested: bool,
     kept: KeptGraphs,
-    graph_def: GraphDef,
 ) -> GraphDef:
     prepared, added = prepare(graph_def, captured.feeds, device, nested)
     properties = _properties(device, added.device_name)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.fusion.systems import System
-from benchmarks.fusion.worker import main, prepare, said, summary
+from benchmarks.fusion.worker import main, prepare, profiled, said, summary
 from benchmarks.fusion.workloads import make
 from benchmarks.offload.worker import device_name
 from graph_passes.decision import Fusion, Xla
@@ -24,7 +24,7 @@ BLOCK_SECONDS = 0.4  # of one system
 
 
 def measured(task: dict[str, Any]) -> dict[str, Any]:
-    """What `benchmarks.fusion.anyone` shows.
+    """What `benchmarks.fusion.anyone` shows, and on a GPU what `profiled` finds of each system.
 
     Args:
         task: "workload", "settle" and "afterwards" (seconds to wait for the decision, and then for tuned kernels),
@@ -47,7 +47,8 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
             outcomes["jit_compile"] = {"status": "refused", **said(error)}
     timed(systems)
     for system in systems:
-        outcomes[system.name] = {"status": "ok", "first": round(system.first, 2), **summary(system.seconds)}
+        found_of = {"first": round(system.first, 2), **summary(system.seconds), **profiled(system)}
+        outcomes[system.name] = {"status": "ok", **found_of}
     return {
         "status": "ok",
         "device": device_name(),

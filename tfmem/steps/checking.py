@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from custom_ops.errors import TfmemError
 from graph_passes.analysis.memory.timeline import Timeline
@@ -25,8 +24,8 @@ from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.measuring import CHECKS, disturbed
 from tfmem.steps.phases import Event, Transition
-from tfmem.steps.settling import left, probed, settle
-from tfmem.steps.states import Checking, PlanSearch, StepState, Warming
+from tfmem.steps.settling import left, probed, search_from, settle
+from tfmem.steps.states import Checking, StepState, Warming
 from tfmem.steps.trials import checked
 
 REPLANS = 6  # plans that are made for less, one after the other
@@ -80,19 +79,9 @@ def _misjudged(job: Job, state: Checking, timeline: Timeline, plan: OffloadPlan)
     """The first plan again, with probes: an op takes memory of which estimates know nothing."""
     job.engine.memory.separate(job.trace.concrete.variables)
     known = KnownProfiles(job.engine, job.trace, job.others)
-    firsts = job.plans(timeline, partial(job.trace.plan, timeline)).first(plan)
-    first = next(firsts)
-    search = PlanSearch(
-        timeline=timeline,
-        first=first,
-        firsts=firsts,
-        known=known,
-        observed=False,
-        dry_run=job.trace.can_dry_run,
-        seen=None,
-        tried=frozenset([first.actions]),
-    )
-    return Transition(Event.MISJUDGED, probed(job, Warming, state, search, first))
+    search = search_from(job, timeline, plan, known)
+    search = replace(search, tried=frozenset([search.first.actions]))
+    return Transition(Event.MISJUDGED, probed(job, Warming, state, search, search.first))
 
 
 def _nearest(state: Checking) -> Checking:

@@ -26,12 +26,11 @@ from tfmem.steps.replicas import (
     require_fitting,
     undivided,
 )
-from tfmem.steps.settling import left, left_unchanged, next_trial, probed, settle, without_plan
+from tfmem.steps.settling import left, left_unchanged, next_trial, probed, search_from, settle, without_plan
 from tfmem.steps.states import (
     Checking,
     Given,
     Planning,
-    PlanSearch,
     StepState,
     Trying,
     Warming,
@@ -191,22 +190,12 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
         state = replace(state, notes=(*state.notes, *_unobserved(engine, trace.name, seen is not None)))
         return settle(job, state, timeline, least)
     state = replace(state, kept=tuple(engine.memory.keep_apart(timeline)) if job.is_gpu else ())
-    firsts = job.plans(timeline, partial(trace.plan, timeline)).first(least)
-    first = next(firsts)
-    search = PlanSearch(
-        timeline=timeline,
-        first=first,
-        firsts=firsts,
-        known=known,
-        observed=seen is not None,
-        dry_run=trace.can_dry_run,
-        seen=seen,
-    )
+    search = search_from(job, timeline, least, known, seen)
     if search.observed and not job.is_gpu:
         move = next_trial(job, state, search)
         return Transition(Event.KNOWN, move.state) if isinstance(move.state, Trying) else move
-    search = replace(search, tried=frozenset([first.actions]))
-    return Transition(Event.UNKNOWN, probed(job, Warming, state, search, first))
+    search = replace(search, tried=frozenset([search.first.actions]))
+    return Transition(Event.UNKNOWN, probed(job, Warming, state, search, search.first))
 
 
 def cuts_loops(engine: Engine, trace: Trace, budget: int) -> bool:

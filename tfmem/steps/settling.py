@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from graph_passes.analysis.memory.simulate import uncounted
 from graph_passes.analysis.memory.timeline import Timeline
@@ -12,6 +13,7 @@ from graph_passes.graph.ops import has_regions
 from graph_passes.passes.offload.plan import OffloadPlan
 from tfmem.runtime.faults import is_fault, left_by_fault
 from tfmem.steps.job import Job
+from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.states import Checking, Placed, PlanSearch, Probed, StepState, Trying
 from tfmem.steps.trials import Trial, best_trial
@@ -31,6 +33,22 @@ def probed(job: Job, kind: type[Probed], state: StepState, search: PlanSearch, p
         disturbed=state.disturbed,
         search=search,
         plan=plan,
+    )
+
+
+def search_from(
+    job: Job, timeline: Timeline, plan: OffloadPlan, known: KnownProfiles, seen: Timeline | None = None
+) -> PlanSearch:
+    """A search that begins with `plan`, or with what is first run in its place; `seen`: the timeline, if measured."""
+    firsts = job.plans(timeline, partial(job.trace.plan, timeline)).first(plan)
+    return PlanSearch(
+        timeline=timeline,
+        first=next(firsts),
+        firsts=firsts,
+        known=known,
+        observed=seen is not None,
+        dry_run=job.trace.can_dry_run,
+        seen=seen,
     )
 
 

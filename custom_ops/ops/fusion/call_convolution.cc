@@ -97,6 +97,19 @@ absl::Status ReadSpatial(const tensorflow::NodeDef& node, const char* name, int 
   return absl::OkStatus();
 }
 
+absl::Status CheckImages(const std::string& op, std::initializer_list<const TensorShape*> shapes) {
+  for (const TensorShape* shape : shapes) {
+    for (int64_t size : shape->dim_sizes()) {
+      TFMEM_RETURN_IF_ERROR(CheckRange("region: a size of an image", size, 0, kMostOfASize));
+    }
+    if (shape->num_elements() > std::numeric_limits<int32_t>::max()) {
+      return absl::UnimplementedError(absl::StrCat("call of ", op, ": cuDNN takes no tensor of ",
+                                                   shape->num_elements(), " numbers"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 bool IsConvolution(const std::string& op) {
   for (const char* name : {"Conv2D", kDepthwise}) {
     if (op == name || op == absl::StrCat(name, "BackpropInput") ||
@@ -138,15 +151,7 @@ absl::StatusOr<ConvolutionForm> ConvolutionOf(const CompiledRegion& compiled, in
       y.dims() != 4 || x.dim_size(0) != y.dim_size(0)) {
     return wrong();
   }
-  for (const TensorShape* shape : {&x, &w, &y}) {
-    for (int i = 0; i < 4; ++i) {
-      if (shape->dim_size(i) > kMostOfASize) return wrong();
-    }
-    if (shape->num_elements() > std::numeric_limits<int32_t>::max()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "call of ", step.op, ": cuDNN takes no tensor of ", shape->num_elements(), " numbers"));
-    }
-  }
+  TFMEM_RETURN_IF_ERROR(CheckImages(step.op, {&x, &w, &y}));
   const int first = form.channels_last ? 1 : 2, channel = form.channels_last ? 3 : 1;
   form.batch = x.dim_size(0);
   form.channels = x.dim_size(channel);

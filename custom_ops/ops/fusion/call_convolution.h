@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,10 @@ absl::StatusOr<cudnn::Type> CudnnTypeOf(ValueDType dtype);
 // others have to be 1.
 absl::Status ReadSpatial(const tensorflow::NodeDef& node, const char* name, int first,
                          std::array<int64_t, 2>* found);
+
+// InvalidArgument if a size is larger than cuDNN's integers; Unimplemented if a tensor is.
+absl::Status CheckImages(const std::string& op,
+                         std::initializer_list<const tensorflow::TensorShape*> shapes);
 
 bool IsConvolution(const std::string& op);
 

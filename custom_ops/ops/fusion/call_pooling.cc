@@ -59,15 +59,7 @@ absl::StatusOr<PoolingForm> PoolingOf(const CompiledRegion& compiled, int number
         "call of ", step.op, ": a region on a GPU pools nothing with padding ", padding));
   }
   const int first = form.channels_last ? 1 : 2, channel = form.channels_last ? 3 : 1;
-  for (const TensorShape* shape : {&x, &y}) {
-    for (int i = 0; i < 4; ++i) {
-      if (shape->dim_size(i) > kMostOfASize) return wrong();
-    }
-    if (shape->num_elements() > std::numeric_limits<int32_t>::max()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "call of ", step.op, ": cuDNN takes no tensor of ", shape->num_elements(), " numbers"));
-    }
-  }
+  TFMEM_RETURN_IF_ERROR(CheckImages(step.op, {&x, &y}));
   form.batch = x.dim_size(0);
   form.channels = x.dim_size(channel);
   if (y.dim_size(0) != form.batch || y.dim_size(channel) != form.channels) return wrong();

@@ -100,8 +100,9 @@ def lines(outcome: Mapping[str, Any]) -> list[str]:
                 continue
             told.append(
                 f"{name} at {share}, {system}: ratio {outcome['seconds'] / found['seconds']:.3f} (predicted "
-                f"{outcome['seconds'] / found['predicted']:.3f}), peak {found['peak'] / found['budget']:.3f} of the "
-                f"budget, first call {found['first']:.0f} s, decided {found['is_decided']} after "
+                f"{outcome['seconds'] / found['predicted']:.3f}, at most {found.get('bound') or 1:.3f}), "
+                f"peak {found['peak'] / found['budget']:.3f} of the budget, "
+                f"first call {found['first']:.0f} s, decided {found['is_decided']} after "
                 f"{found['decided']:.0f} s and {found['calls']} calls, {found['copied']} copied "
                 f"{found['bytes_out'] / gib:.1f} GiB, {found['recomputed']} recomputed, {found['regions']} regions, "
                 f"losses of plain's calls off by {found['off']:.1e}; {found['fusion']}"
@@ -110,7 +111,7 @@ def lines(outcome: Mapping[str, Any]) -> list[str]:
 
 
 def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Markdown: ratio by network, system and share."""
+    """Markdown: ratio by network, system and share, and what the integer program says that no plan exceeds."""
     found = [(case, system) for case in cases.values() for system in SYSTEMS if system in case]
     shares = sorted({share for case, system in found for share in case[system]}, reverse=True)
     rows = ["| network, batch | plain | tfmem | " + " | ".join(shares) + " |", "| --- " * (len(shares) + 3) + "|"]
@@ -123,6 +124,7 @@ def table(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for share in shares:
             ran = case[system].get(share, {})
             kept = f"{case['seconds'] / ran['seconds']:.2f}" if "seconds" in ran else "refused"
+            kept += f" of {ran['bound']:.2f}" if ran.get("bound") else ""
             cells.append(kept if ran else "")
         rows.append(f"| {' | '.join(cells)} |")
     return rows

@@ -52,6 +52,7 @@ def within(step: Any, batch: Batch, device: str, task: dict[str, Any]) -> dict[s
     return {
         **found,
         "predicted": (report.step_predicted_ns or 0) / 1e9 or found["seconds"],
+        "bound": report.verdict.best_rate if report.verdict else None,
         "copied": len(report.transfers) - len(recomputed),
         "recomputed": len(recomputed),
         "bytes_out": report.bytes_out_predicted,

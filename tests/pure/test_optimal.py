@@ -40,6 +40,14 @@ def planned(graph, share: float, link: Link, options: OffloadOptions = OPTIMAL, 
         return None
 
 
+def assert_chosen_as(plan: OffloadPlan, greedy: OffloadPlan) -> None:
+    """The plan moves what the greedy one does; its copies may leave in a better order."""
+    assert {(move.gap, move.recomputed) for move in plan.moves} == {
+        (move.gap, move.recomputed) for move in greedy.moves
+    }
+    assert plan.after.seconds <= greedy.after.seconds
+
+
 @settings(max_examples=examples(60))
 @given(graph=nets(), share=st.floats(0.3, 0.95), link=st.sampled_from(LINKS))
 def test_no_plan_is_faster_than_the_bound_and_none_slower_than_greedys(graph, share, link):
@@ -119,7 +127,7 @@ def test_without_a_solver_the_greedy_plan_stays_and_a_note_says_so(chain_graph, 
     monkeypatch.setattr(cbc, "available", lambda self: False)
     plan = planned(chain_graph, 0.7, LINKS[1])
     assert plan is not None
-    assert plan.moves == greedy.moves
+    assert_chosen_as(plan, greedy)
     assert plan.verdict.least is None
     assert "no solver is installed" in plan.verdict.note
 
@@ -143,7 +151,7 @@ def test_a_solver_that_fails_or_is_killed_leaves_the_greedy_plan(chain_graph, mo
 
     monkeypatch.setattr(pulp.HiGHS, "actualSolve", killed)
     plan = planned(chain_graph, 0.7, LINKS[1])
-    assert plan.moves == greedy.moves
+    assert_chosen_as(plan, greedy)
     assert "the solver failed" in plan.verdict.note
 
 
@@ -187,6 +195,6 @@ def test_a_solver_that_is_out_of_time_leaves_the_greedy_plan(chain_graph, monkey
     monkeypatch.setattr(optimal, "LONGEST_SOLVE", 0.0)
     optimal.select.cache_clear()
     plan = planned(chain_graph, 0.7, LINKS[1])
-    assert plan.moves == greedy.moves
+    assert_chosen_as(plan, greedy)
     assert plan.verdict.least is None
     assert "planned without the solver: HiGHS found no" in plan.verdict.note

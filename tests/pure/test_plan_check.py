@@ -189,7 +189,7 @@ def training_graphs(draw) -> Graph:
     link=st.sampled_from([UNIT_LINK, SLOW_LINK]),
     values=st.fixed_dictionaries(
         {
-            "policy": st.sampled_from(["hybrid", "autovm", "vdnn_all", "vdnn_conv"]),
+            "policy": st.sampled_from(["optimal", "hybrid", "autovm", "vdnn_all", "vdnn_conv"]),
             "prefetch": st.sampled_from(["late", "early"]),
             "copy_start": st.sampled_from(["last_use", "produced"]),
         }

@@ -27,8 +27,9 @@ class Move:
     Attributes:
         buffer: index into `Timeline.buffers`.
         last: position of the last use before.
-        copy_after: the copy out starts once this position has run (`last`, or earlier: a copy only reads).
-        release: the buffer is freed before this position runs; last < release.
+        copy_after: the copy out starts once this position has run. It may be earlier than `last`, since a copy only
+            reads, or later, where other copies go first.
+        release: the buffer is freed before this position runs; last < release, and copy_after < release.
         prefetch: the buffer is allocated again, and its copy in starts, before this position runs.
         next: position of the first use after; release <= prefetch <= next.
         recomputed: whether the buffer is recomputed before `next`, by its chain of ops, instead of copied.
@@ -171,6 +172,12 @@ _RELEASED, _FETCHED, _AWAITED, _RUN, _COPIED = range(5)  # what happens at one p
 
 def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[float, float]:
     """Seconds that the step takes under `moves`, and seconds of these that it waits for copies."""
+    return run_through(timeline, moves, link)[:2]
+
+
+def run_through(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[float, float, dict[int, float]]:
+    """See `duration`; and the seconds that the step waits at the release of each move, by the move's place."""
+    waits: dict[int, float] = {}
     events: list[tuple[int, int, int]] = []  # position, what happens, and to which move
     again: dict[int, float] = {}
     for index, move in enumerate(moves):
@@ -201,7 +208,8 @@ def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[flo
             at = position
         if what == _RELEASED:
             if copied[index] > now:
-                stall += copied[index] - now
+                waits[index] = copied[index] - now
+                stall += waits[index]
                 now = copied[index]
         elif what == _FETCHED:
             in_free = arrived[index] = max(now, in_free, copied[index]) + nbytes[index] / link.prefetch
@@ -217,4 +225,4 @@ def duration(timeline: Timeline, moves: Sequence[Move], link: Link) -> tuple[flo
     if ran <= at:
         now, ran = now + run(at), at + 1
     now += begins[-1] - begins[ran]
-    return now, stall
+    return now, stall, waits

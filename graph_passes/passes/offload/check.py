@@ -45,7 +45,7 @@ def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
             chain = timeline.chain(move.gap)
             if chain is None or not are_there(chain.sources, move.next, away):
                 yield f"{tensor} is to be recomputed before position {move.next} from what is not there"
-        elif not move.copy_after <= move.last < move.release <= move.prefetch <= move.next:
+        elif not max(move.copy_after, move.last) < move.release <= move.prefetch <= move.next:
             yield (
                 f"{tensor} is copied after position {move.copy_after}, read at {move.last}, released before "
                 f"{move.release}, brought back before {move.prefetch} and read at {move.next}: not in this order"

@@ -49,7 +49,6 @@ class Joint:
         timeline, link, budget: the step.
         gaps: the gaps that the program decides on.
         free: gaps that count as away: they are small, or too short to matter.
-        early: whether a copy out may begin before the gap does.
     """
 
     timeline: Timeline
@@ -57,7 +56,6 @@ class Joint:
     budget: int
     gaps: tuple[Gap, ...]
     free: tuple[Gap, ...] = ()
-    early: bool = False
 
     @classmethod
     def of(
@@ -66,8 +64,6 @@ class Joint:
         link: Link,
         budget: int,
         candidates: Sequence[Gap],
-        *,
-        early: bool = False,
     ) -> Joint:
         """The largest of the candidates that lie where memory is short; the others are free."""
         short = np.flatnonzero(timeline.usage > budget)
@@ -78,7 +74,7 @@ class Joint:
         ]
         useful.sort(key=lambda gap: (-timeline.nbytes(gap), gap.next, gap.last, gap.buffer))
         chosen = tuple(sorted(useful[:MOST_GAPS], key=lambda gap: (gap.next, gap.last, gap.buffer)))
-        return cls(timeline, link, budget, chosen, tuple(useful[MOST_GAPS:]), early)
+        return cls(timeline, link, budget, chosen, tuple(useful[MOST_GAPS:]))
 
     @cached_property
     def borders(self) -> list[int]:
@@ -225,7 +221,7 @@ class JointProgram:
             self.program.at_most([(again, 1.0), (copied, 1.0)], 1.0)
         if copied is None:
             return
-        begin = joint.timeline.buffers[gap.buffer].start if joint.early else gap.last
+        begin = joint.timeline.buffers[gap.buffer].start  # a copy only reads: it may begin before the gap does
         shares_out, shares_in = [], []
         for cell in range(joint.cell(begin), joint.cell(gap.next) + 1):
             leaves, returns = self.program.variable(0.0, 0.0, 1.0), self.program.variable(0.0, 0.0, 1.0)

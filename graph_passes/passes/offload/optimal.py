@@ -2,25 +2,27 @@
 
     greedy        what `hybrid` would choose; it stays where no solver runs, or finds nothing better
     bound         the program without integers: no plan of these columns takes less time
-    per margin    the program where copies count cautiously: rounded, then with integers; `place`; `simulate`
+    per margin    the program where copies count cautiously: rounded, then with integers; `best_order`
 
 The program's copies take any share of a tensor at any moment of a cell, so a plan of whole tensors needs some memory
-more to hide them. The program is asked for a few budgets below the real one, and the fastest plan of all is taken.
+more to hide them. The program is asked for a few budgets below the real one. For each choice an order of its copies is
+searched, and the fastest plan of all is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from custom_ops.background import go_on
 from graph_passes.analysis.linear_program import UnsolvedError, solved
-from graph_passes.analysis.memory.simulate import Link, simulate
+from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Gap, Timeline
+from graph_passes.passes.offload.copy_order import best_order
 from graph_passes.passes.offload.joint import GapShares, Joint, JointProgram
 from graph_passes.passes.offload.options import Effort, OffloadOptions
-from graph_passes.passes.offload.placement import in_order, place
+from graph_passes.passes.offload.placement import tightest
 from graph_passes.passes.offload.selection import Selection, lowest, needed
 
 MARGINS = (0.03, 0.0, 0.015, 0.06)  # shares of the budget that the program leaves free, in the order of trying
@@ -54,17 +56,17 @@ def select(
         effort: one program or several.
     """
     search = _Search(timeline, candidates, link, budget, options, timed)
-    least, note, best = None, "", (search.seconds(greedy), greedy)
+    least, note, best = None, "", search.ordered(greedy)
     try:
         least = search.bound()
         selections = search.found(MARGINS if effort is Effort.SEARCHED else MARGINS[:1])
         while best[0] > NEAR * least and (found := next(selections, None)) is not None:
             go_on()
-            best = min(best, (search.seconds(found), found), key=lambda each: each[0])
+            best = min(best, search.ordered(found), key=lambda each: each[0])
     except UnsolvedError as error:
         note = f"planned without the solver: {error}"
     chosen = best[1]
-    return Selection(chosen.gaps, chosen.again, chosen.threshold, least, note)
+    return replace(chosen, least=least, note=note)
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,7 @@ class _Search:
 
     def joint(self, budget: int) -> Joint:
         """The program's data for a budget."""
-        early = self.options.copy_start == "produced"
-        return Joint.of(self.timeline, self.link, budget, self.candidates, early=early)
+        return Joint.of(self.timeline, self.link, budget, self.candidates)
 
     def bound(self) -> float:
         """Seconds that no plan of the candidates goes below."""
@@ -130,11 +131,11 @@ class _Search:
         gaps = (*kept, *copies)
         return Selection(gaps, frozenset(kept), min(map(timeline.nbytes, gaps), default=0))
 
-    def seconds(self, selection: Selection) -> float:
-        """What the step takes under a selection; infinity where that is over the budget."""
-        moves = place(self.timeline, selection.gaps, self.link, self.budget, self.options, self.timed, selection.again)
-        after = simulate(self.timeline, in_order(self.timeline, moves), self.link)
-        return after.seconds if after.peak <= self.budget else float("inf")
+    def ordered(self, selection: Selection) -> tuple[float, Selection]:
+        """What the step takes under a selection (infinity: it is over the budget), and it, its copies in order."""
+        start = tightest(self.timeline, selection.gaps, self.link, self.budget, self.options, selection.again)
+        seconds, queue = best_order(self.timeline, start, self.link, self.budget, self.options, self.timed)
+        return seconds, replace(selection, queue=queue)
 
 
 def _solved(program: JointProgram, *, relaxed: bool) -> GapShares | None:

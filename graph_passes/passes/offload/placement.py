@@ -9,7 +9,7 @@ as memory allows.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,7 @@ def place(
     options: OffloadOptions,
     timed: bool,
     again: Collection[Gap] | None = None,
+    queue: Sequence[Gap] = (),
 ) -> list[Move]:
     """Start from every tensor out for its whole gap, then spend the memory that is left on hiding the copies.
 
@@ -70,7 +71,35 @@ def place(
         timeline, gaps, link, budget, options: the step, and what moves.
         timed: whether run times were measured.
         again: those of `gaps` that chains end; None: where a chain is faster than a copy, if the policy recomputes.
+        queue: the order of the copies out; none: by the ops that they follow.
     """
+    return hidden(timeline, tightest(timeline, gaps, link, budget, options, again), link, options, timed, queue)
+
+
+@dataclass(frozen=True, eq=False)
+class Tightest:
+    """Every tensor out for its whole gap.
+
+    Attributes:
+        recomputed: the moves that chains end.
+        copies: the others.
+        room: bytes that are left at each position.
+    """
+
+    recomputed: list[Move]
+    copies: list[Move]
+    room: npt.NDArray[np.int64]
+
+
+def tightest(
+    timeline: Timeline,
+    gaps: Sequence[Gap],
+    link: Link,
+    budget: int,
+    options: OffloadOptions,
+    again: Collection[Gap] | None = None,
+) -> Tightest:
+    """Where `place` starts; for its arguments see there."""
     moves = [tight(timeline, gap, options) for gap in gaps]
     if again is not None:
         wanted = [move.gap in again for move in moves]
@@ -81,11 +110,50 @@ def place(
     every = _recomputed(timeline, moves, wanted, budget)
     # What a moved list takes along comes back with it, so memory that elements let go is not spent.
     room = budget - usage_under(timeline, every) - np.maximum(0, let_go(timeline, every))
-    recomputed = [move for move in every if move.recomputed]
-    moves = _release_late(timeline, [move for move in every if not move.recomputed], link, room)
+    copies = [move for move in every if not move.recomputed]
+    return Tightest([move for move in every if move.recomputed], copies, room)
+
+
+def hidden(
+    timeline: Timeline,
+    start: Tightest,
+    link: Link,
+    options: OffloadOptions,
+    timed: bool,
+    queue: Sequence[Gap] = (),
+) -> list[Move]:
+    """The moves of `start`, with memory that is left spent on hiding their copies; for its arguments see `place`."""
+    room = start.room.copy()
+    queued = _queued(timeline, start, queue)
+    moves = _release_late(timeline, queued, link, room)
     if options.prefetch == "late" or (options.prefetch == "auto" and timed):
-        return recomputed + _prefetch_late(timeline, moves, link, room)
-    return recomputed + _prefetch_early(timeline, moves, room)
+        return start.recomputed + _prefetch_late(timeline, moves, link, room)
+    return start.recomputed + _prefetch_early(timeline, moves, room)
+
+
+def _queued(timeline: Timeline, start: Tightest, queue: Sequence[Gap]) -> list[tuple[Move, int]]:
+    """The copies in the order in which they leave, each with the position after which it can begin."""
+    ordered = sorted(start.copies, key=lambda move: (move.copy_after, move.last))
+    if not queue:
+        return [(move, move.copy_after) for move in ordered]
+    place_of = {gap: place for place, gap in enumerate(queue)}
+    ends = sorted((gap.last, place) for gap, place in place_of.items())
+    places = dict[Gap, float]()
+    for move in ordered:  # one that the queue does not name goes before those of it that are read later
+        behind = [place for last, place in ends if last > move.last]
+        places[move.gap] = place_of.get(move.gap, min(behind, default=len(queue)) - 0.5)
+    every = start.recomputed + start.copies
+    return [(move, _final(timeline, move, every)) for move in sorted(ordered, key=lambda move: places[move.gap])]
+
+
+def _final(timeline: Timeline, move: Move, moves: Iterable[Move]) -> int:
+    """The position after which a copy out can begin: the content is final, and in memory."""
+    buffer = timeline.buffers[move.buffer]
+    if buffer.holders or buffer.element:  # when a list is copied decides which of its elements go along
+        return move.copy_after
+    came = [other.next for other in moves if other.buffer == move.buffer and other.next <= move.last]
+    written = [position for position in buffer.written if position <= move.last]
+    return min(move.copy_after, timeline.after(max([buffer.start, *came, *written])))
 
 
 def _recomputed(timeline: Timeline, moves: Sequence[Move], wanted: Sequence[bool], budget: int) -> list[Move]:
@@ -116,18 +184,29 @@ def _keeps(timeline: Timeline, move: Move, positions: npt.NDArray[np.int64]) -> 
     return bool(((first < positions) & (positions <= move.next)).any())
 
 
-def _release_late(timeline: Timeline, moves: Sequence[Move], link: Link, room: npt.NDArray[np.int64]) -> list[Move]:
-    """Put each release where its copy has ended, or as near as memory allows; takes what it uses from `room`."""
-    placed, free = [], 0.0
-    for move in sorted(moves, key=lambda move: (move.copy_after, move.last)):
+def _release_late(
+    timeline: Timeline, queued: Sequence[tuple[Move, int]], link: Link, room: npt.NDArray[np.int64]
+) -> list[Move]:
+    """Put each release where its copy has ended, or as near as memory allows; takes what it uses from `room`.
+
+    A copy begins after the one before it in the queue, unless its tensor could not wait for that in memory.
+    """
+    placed, free, last = [], 0.0, -1
+    for move, earliest in queued:
         nbytes = timeline.buffers[move.buffer].nbytes
-        free = max(free, timeline.begins[move.copy_after + 1]) + SLACK * nbytes / link.offload
+        begin, first = max(last, earliest), move.release
+        if begin > move.last:
+            first = timeline.after(begin + 1)
+            if first >= move.prefetch or (room[move.release : first] < nbytes).any():
+                begin, first = move.copy_after, move.release
+        last = max(last, begin)
+        free = max(free, timeline.begins[begin + 1]) + SLACK * nbytes / link.offload
         wanted = int(np.searchsorted(timeline.begins[:-1], free))
-        limit = max(move.release, min(wanted, move.prefetch - 1))
+        limit = max(first, min(wanted, move.prefetch - 1))
         short = np.flatnonzero(room[move.release : limit] < nbytes)
         release = move.release + int(short[0]) if short.size else limit
         room[move.release : release] -= nbytes
-        placed.append(replace(move, release=release))
+        placed.append(replace(move, copy_after=begin, release=release))
     return placed
 
 

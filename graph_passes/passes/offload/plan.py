@@ -244,7 +244,8 @@ def plan_offload(timeline: Timeline, link: Link, budget: int, options: OffloadOp
     def build(more: Sequence[Gap]) -> list[Move]:
         if how.widest:
             return [tight(timeline, gap, options) for gap in (*chosen.gaps, *more)]
-        return place(timeline, (*chosen.gaps, *more), link, budget, options, how.timed, chosen.again)
+        gaps = (*chosen.gaps, *more)
+        return place(timeline, gaps, link, budget, options, how.timed, chosen.again, chosen.queue)
 
     paddings: tuple[Padding, ...] = ()
     if not how.widest and not is_thresholded(options):

@@ -30,6 +30,7 @@ class Selection:
         threshold: bytes of the smallest tensor that was considered.
         least: seconds that no plan goes below; None where that is not known.
         note: what kept the solver from its work, if anything did.
+        queue: the order of the copies out; none: by the ops that they follow.
     """
 
     gaps: tuple[Gap, ...]
@@ -37,6 +38,7 @@ class Selection:
     threshold: int = 0
     least: float | None = None
     note: str = ""
+    queue: tuple[Gap, ...] = ()
 
 
 def reuse_distance_for(timeline: Timeline, layers: Sequence[int]) -> int:

@@ -141,3 +141,12 @@ def test_no_order_is_slower_than_that_of_the_uses_nor_over_the_budget(timeline, 
     for move in place(timeline, gaps, UNIT, budget, OPTIONS, True, frozenset(), queue):
         assert timeline.buffers[move.buffer].start <= move.copy_after
         assert max(move.copy_after, move.last) < move.release <= move.prefetch <= move.next
+
+
+def test_a_small_tensor_leaves_after_its_last_use():
+    timeline = timeline_of(20, (40, 0, (1, 8, 18)), (8000, 9, (10,)))
+    begins = [
+        place(timeline, (Gap(0, 8, 18),), UNIT, budget, OPTIONS, True, frozenset(), (Gap(0, 8, 18),))[0].copy_after
+        for budget in (4000, 4001)
+    ]
+    assert begins == [0, 8]

@@ -34,6 +34,7 @@ from graph_passes.analysis.linear_program import LinearProgram, Solution
 from graph_passes.analysis.memory.elements import made_again
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Gap, Timeline
+from graph_passes.passes.offload.placement import is_early
 
 MOST_GAPS = 2000
 CELLS = 96
@@ -221,7 +222,8 @@ class JointProgram:
             self.program.at_most([(again, 1.0), (copied, 1.0)], 1.0)
         if copied is None:
             return
-        begin = joint.timeline.buffers[gap.buffer].start  # a copy only reads: it may begin before the gap does
+        early = is_early(joint.timeline, gap, joint.budget)
+        begin = joint.timeline.buffers[gap.buffer].start if early else gap.last
         shares_out, shares_in = [], []
         for cell in range(joint.cell(begin), joint.cell(gap.next) + 1):
             leaves, returns = self.program.variable(0.0, 0.0, 1.0), self.program.variable(0.0, 0.0, 1.0)

@@ -19,6 +19,7 @@ from graph_passes.analysis.memory.simulate import Link, Move, are_there, by_posi
 from graph_passes.analysis.memory.timeline import Gap, Timeline
 from graph_passes.passes.offload.options import RECOMPUTING, OffloadOptions
 
+EARLY = 100  # a copy that begins before its tensor's last use is of a budget's hundredth at least: else it gains little
 SLACK = 1.2  # copies are planned to take this much longer than bytes over bandwidth: run times vary
 
 
@@ -84,11 +85,13 @@ class Tightest:
         recomputed: the moves that chains end.
         copies: the others.
         room: bytes that are left at each position.
+        budget: bytes.
     """
 
     recomputed: list[Move]
     copies: list[Move]
     room: npt.NDArray[np.int64]
+    budget: int
 
 
 def tightest(
@@ -111,7 +114,7 @@ def tightest(
     # What a moved list takes along comes back with it, so memory that elements let go is not spent.
     room = budget - usage_under(timeline, every) - np.maximum(0, let_go(timeline, every))
     copies = [move for move in every if not move.recomputed]
-    return Tightest([move for move in every if move.recomputed], copies, room)
+    return Tightest([move for move in every if move.recomputed], copies, room, budget)
 
 
 def hidden(
@@ -142,15 +145,21 @@ def _queued(timeline: Timeline, start: Tightest, queue: Sequence[Gap]) -> list[t
     for move in ordered:  # one that the queue does not name goes before those of it that are read later
         behind = [place for last, place in ends if last > move.last]
         places[move.gap] = place_of.get(move.gap, min(behind, default=len(queue)) - 0.5)
-    every = start.recomputed + start.copies
-    return [(move, _final(timeline, move, every)) for move in sorted(ordered, key=lambda move: places[move.gap])]
+    return [(move, _final(timeline, move, start)) for move in sorted(ordered, key=lambda move: places[move.gap])]
 
 
-def _final(timeline: Timeline, move: Move, moves: Iterable[Move]) -> int:
+def is_early(timeline: Timeline, gap: Gap, budget: int) -> bool:
+    """Whether the copy of a gap may begin before the gap does."""
+    buffer = timeline.buffers[gap.buffer]
+    is_list = bool(buffer.holders or buffer.element)  # when a list is copied decides which of its elements go along
+    return EARLY * buffer.nbytes >= budget and not is_list
+
+
+def _final(timeline: Timeline, move: Move, start: Tightest) -> int:
     """The position after which a copy out can begin: the content is final, and in memory."""
-    buffer = timeline.buffers[move.buffer]
-    if buffer.holders or buffer.element:  # when a list is copied decides which of its elements go along
+    if not is_early(timeline, move.gap, start.budget):
         return move.copy_after
+    buffer, moves = timeline.buffers[move.buffer], start.recomputed + start.copies
     came = [other.next for other in moves if other.buffer == move.buffer and other.next <= move.last]
     written = [position for position in buffer.written if position <= move.last]
     return min(move.copy_after, timeline.after(max([buffer.start, *came, *written])))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from graph_passes.decision import Fusion
 from graph_passes.report import Report
-from tfmem.steps import dividing, solving
+from tfmem.steps import dividing, improving, solving
 
-MEANWHILE = (solving.MEANWHILE, dividing.MEANWHILE)
+MEANWHILE = (improving.MEANWHILE, solving.MEANWHILE, dividing.MEANWHILE)
 
 
 def is_decided(report: Report) -> bool:

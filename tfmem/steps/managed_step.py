@@ -20,7 +20,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import left_to_tensorflow
 from tfmem.runtime.out_of_memory import SUSPECTS, lacks_memory
 from tfmem.runtime.progress import shown
-from tfmem.steps import agreed_peaks, agreed_trials, comparing, composed, dividing, measuring, solving, xla_runner
+from tfmem.steps import agreed_peaks, agreed_trials, comparing, composed, dividing, improving, measuring, xla_runner
 from tfmem.steps.agreement import tell_others
 from tfmem.steps.checking import watched
 from tfmem.steps.comparing import fuse, take_turn
@@ -39,6 +39,7 @@ from tfmem.steps.states import (
     Dividing,
     Failed,
     Fusing,
+    Improving,
     Placed,
     Planning,
     Probed,
@@ -121,8 +122,7 @@ class ManagedStep:
             state = self._state
             if not isinstance(state, Planning) or not state.work.done:
                 return state
-            move = state.work.take()
-            if move is not None:
+            if (move := state.work.take()) is not None:
                 self._move(move)
             else:
                 error = state.work.error or RuntimeError("planning ended without a result")
@@ -133,12 +133,12 @@ class ManagedStep:
             return self._state
 
     def _after_solving(self) -> StepState:
-        """The state, after going on from a program that a thread has solved."""
+        """The state, after going on from a plan that a thread has made."""
         with self._lock:
             state = self._state
-            if isinstance(state, Solving) and state.work.done:
+            if isinstance(state, Improving | Solving) and state.work.done:
                 with held_off():
-                    self._move(self._job.told(solving.solved(self._job, state)))
+                    self._move(improving.ended(self._job, state))
                 self._go_on()
             return self._state
 
@@ -201,7 +201,7 @@ class ManagedStep:
     def wait(self) -> None:
         """Wait until a planning thread is done; the next call uses its plan."""
         state = self._state
-        threads = Planning | Solving | Dividing | Fusing | Tuning | Compiling | Comparing
+        threads = Planning | Improving | Solving | Dividing | Fusing | Tuning | Compiling | Comparing
         if isinstance(state, threads) and state.work is not None:
             state.work.wait()
 
@@ -216,11 +216,11 @@ class ManagedStep:
                 raise
         if isinstance(state, Planning):
             state = self._take_over()
-        elif isinstance(state, Solving):
+        elif isinstance(state, Improving | Solving):
             state = self._after_solving()
         elif isinstance(state, Dividing):
             state = self._after_dividing(args, kwargs)
-        if isinstance(state, Planning | Solving) or (isinstance(state, Dividing) and state.step is None):
+        if isinstance(state, Planning | Improving | Solving) or (isinstance(state, Dividing) and state.step is None):
             result = call_traced(state.function, args, kwargs)
             state.work.begin()
             return result
@@ -236,9 +236,8 @@ class ManagedStep:
         if isinstance(state := self._state, Composing):
             return self._with_regions(args, kwargs)
         if isinstance(state, Dividing) and state.step is not None:
-            return dividing.called(
-                self._job, state, state.step, partial(state.step, *args, **kwargs), self._machine.move
-            )
+            call = partial(state.step, *args, **kwargs)
+            return dividing.called(self._job, state, state.step, call, self._machine.move)
         done, result = self._run_probed(args, kwargs)
         if not done:
             result = self._unprobed(args, kwargs)
@@ -287,6 +286,8 @@ class ManagedStep:
             job.trace.ran(state.function)
             self._move(measuring.watched_on(job, state, peaks, seconds))
             return result
+        if isinstance(state, Improving):
+            return improving.called(job, state, function)
         if not isinstance(state, Checking):  # since the call, or since another thread's
             return function()
         result, peak = job.engine.meter.watched(function)
@@ -342,8 +343,7 @@ class ManagedStep:
                 continue
             except Exception as error:  # after any error, the step runs without regions
                 return self._move(state.fuser.failed(state, error, "stitching", FusionWhy.FAILED))
-            state = replace(state, step=step)
-            self._move(Transition(Event.RAN, state))
+            self._move(Transition(Event.RAN, state := replace(state, step=step)))
             if step.settled:
                 self._move(composed.decided(state, step.report, step.running))
         return self._state

@@ -13,7 +13,7 @@ from tfmem.runtime.estimate import TimedCosts
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.measured_call import Flow
 from tfmem.runtime.out_of_memory import lacks_memory
-from tfmem.steps import known_moves, solving
+from tfmem.steps import improving, known_moves, solving
 from tfmem.steps.job import Job
 from tfmem.steps.lane_trials import Lanes, LaneTrial, best_of, worth_running
 from tfmem.steps.phases import Event, Transition
@@ -88,6 +88,8 @@ def _observed(job: Job, state: Observing, samples: list[Sample], flow: Flow) -> 
     seen = observe(search.timeline, search.first.moves, samples, search.first.paddings)
     if not job.is_gpu:  # it may be the only one that meets the budget
         search = replace(search, observed_trial=(judged(search.first, report, seen, flow),))
+    elif seen.peak <= job.limit:
+        search = replace(search, within=judged(search.first, report, seen, flow))
     search.known.keep(seen)
     timeline = job.timeline(seen)
     lower = None if job.is_gpu else least_taken(timeline, seen)
@@ -116,6 +118,10 @@ def _after(job: Job, state: Probed) -> Transition[StepState]:
         good = not job.is_gpu or seen.step_seconds <= GOOD_ENOUGH * floor
         if good and seen.peak <= job.limit:
             return settle_best(job, state, search)
+        if search.began is not None:
+            return improving.again(job, state, search.began)
+    elif isinstance(state, Observing) and improving.may_begin(job, search):
+        return improving.begun(job, state, search)
     return next_trial(job, state, search)
 
 

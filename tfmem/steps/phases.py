@@ -24,6 +24,8 @@ class Phase(enum.Enum):
         TRYING: calls run plans made from these costs, with probes. On a GPU each runs twice, for falling shares of the
             budget; the fastest within the budget stays. More memory is not always faster: an allocator near its limit
             is fragmented, and then convolutions fall back to slower algorithms.
+        IMPROVING: calls run the plan that was observed, as it is without probes; a thread makes the graph of the plan
+            that is tried next. Only large steps that have dry runs.
         CHECKING: calls run the chosen plan as it will stay, without probes: does its peak stay within the budget? Plans
             of several devices are compared here.
         SOLVING: calls run what was checked; a thread solves a large step's integer program, by measured costs. If
@@ -48,6 +50,7 @@ class Phase(enum.Enum):
     WARMING = "warming"
     OBSERVING = "observing"
     TRYING = "trying"
+    IMPROVING = "improving"
     CHECKING = "checking"
     SOLVING = "solving"
     PLACED = "placed"
@@ -84,6 +87,7 @@ class Event(enum.Enum):
     IMPATIENT = "three calls could not be measured"
     SHORT = "out of memory, and there is another plan"
     NEXT = "there is a plan to try"
+    BESIDE = "a thread makes the plan to try"
     DIVIDED = "no plan meets the budget, and parts will run on pieces of the batch"
     OVER = "over the budget, and there is a tighter plan"
     MISJUDGED = "over the budget, though by estimates it fits"
@@ -126,8 +130,16 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
     Phase.GIVEN: {Event.DEFERRED: Phase.PLANNING, **_PLANNED},
     Phase.PLANNING: {**_PLANNED, Event.FAULT: Phase.PLACED},
     Phase.WARMING: _probed(Phase.WARMING, RAN=Phase.OBSERVING, SHORT=Phase.WARMING),
-    Phase.OBSERVING: _probed(Phase.OBSERVING, SHORT=Phase.OBSERVING, DIVIDED=Phase.WARMING),
-    Phase.TRYING: _probed(Phase.TRYING, RAN=Phase.TRYING, DIVIDED=Phase.WARMING, SOLVES=Phase.SOLVING),
+    Phase.OBSERVING: _probed(Phase.OBSERVING, SHORT=Phase.OBSERVING, DIVIDED=Phase.WARMING, BESIDE=Phase.IMPROVING),
+    Phase.TRYING: _probed(
+        Phase.TRYING, RAN=Phase.TRYING, DIVIDED=Phase.WARMING, SOLVES=Phase.SOLVING, BESIDE=Phase.IMPROVING
+    ),
+    Phase.IMPROVING: {
+        Event.NEXT: Phase.TRYING,
+        Event.CHOSEN: Phase.CHECKING,
+        Event.UNWATCHED: Phase.PLACED,
+        Event.FAULT: Phase.PLACED,
+    },
     Phase.CHECKING: {
         Event.RAN: Phase.CHECKING,
         Event.DISTURBED: Phase.CHECKING,

@@ -15,7 +15,7 @@ from tfmem.runtime.faults import is_fault, left_by_fault
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
-from tfmem.steps.states import Checking, Placed, PlanSearch, Probed, StepState, Trying
+from tfmem.steps.states import Checking, Improving, Placed, PlanSearch, Probed, StepState, Trying
 from tfmem.steps.trials import Trial, best_trial
 
 # of a report: what follows from a plan and the costs by which it is predicted
@@ -60,12 +60,24 @@ def next_trial(job: Job, state: StepState, search: PlanSearch) -> Transition[Ste
     plan = job.planner(search.timeline)
     if search.timeline.peak <= job.engine.settings.surely_fits * job.limit:
         return settle(job, state, search.timeline, plan(job.limit))
-    plans = search.plans or job.plans(search.timeline, plan).remembering()
-    for candidate in plans.untried(search.trials, search.first):
+    trying = following(job, state, with_plans(job, search))
+    return settle_best(job, state, search) if trying is None else Transition(Event.NEXT, trying)
+
+
+def with_plans(job: Job, search: PlanSearch) -> PlanSearch:
+    """`search` with the plans that may be tried, in the room that there is now, unless it has them."""
+    if search.plans is not None:
+        return search
+    return replace(search, plans=job.plans(search.timeline, job.planner(search.timeline)).remembering())
+
+
+def following(job: Job, state: StepState, search: PlanSearch) -> Probed | None:
+    """The state in which the next plan that is worth trying runs; None if there is none. `search` has its plans."""
+    assert search.plans is not None
+    for candidate in search.plans.untried(search.trials, search.first):
         if candidate.actions not in search.tried:
-            search = replace(search, plans=plans, tried=search.tried | {candidate.actions})
-            return Transition(Event.NEXT, probed(job, Trying, state, search, candidate))
-    return settle_best(job, state, search)
+            return probed(job, Trying, state, replace(search, tried=search.tried | {candidate.actions}), candidate)
+    return None
 
 
 def settle_best(job: Job, state: StepState, search: PlanSearch) -> Transition[StepState]:
@@ -78,7 +90,7 @@ def settle_best(job: Job, state: StepState, search: PlanSearch) -> Transition[St
     move = settle_trial(job, replace(state, notes=(*state.notes, *notes)), search.timeline, best)
     final = _with_lower(move.state, search)
     if isinstance(final, Checking) and search.stays is None and job.solves_beside(search.timeline):
-        final = replace(final, search=search)
+        final = replace(final, search=replace(search, within=None, began=None))
     return Transition(move.event, final)
 
 
@@ -175,7 +187,7 @@ def left_unchanged(job: Job, state: StepState, error: Exception, peak: int | Non
     return Transition(Event.CHOSEN, checking)
 
 
-def keep(job: Job, state: Probed, error: Exception) -> Transition[StepState]:
+def keep(job: Job, state: Probed | Improving, error: Exception) -> Transition[StepState]:
     """The best of what ran stays, because nothing else can be planned.
 
     Raises:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from graph_passes.decision import FusionWhy
 from graph_passes.report import Report
-from tfmem.steps import dividing, solving
+from tfmem.steps import dividing, improving, solving
 from tfmem.steps.after_grappler import with_fusion
 from tfmem.steps.states import (
     Checking,
     Composing,
     Dividing,
     Fusing,
+    Improving,
     Placed,
     Planning,
     Probed,
@@ -24,7 +25,7 @@ from tfmem.steps.states import (
 )
 from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
 
-_UNFUSED = Probed | Checking | Watching | Placed | Dividing | Composing
+_UNFUSED = Probed | Improving | Checking | Watching | Placed | Dividing | Composing
 
 
 def so_far(state: StepState, stitches: bool) -> Report:
@@ -40,6 +41,8 @@ def so_far(state: StepState, stitches: bool) -> Report:
         return with_fusion(state.report, FusionWhy.MEANWHILE)
     if isinstance(state, Solving):
         return solving.meanwhile(state.report)
+    if isinstance(state, Improving):
+        state = replace(state, report=improving.meanwhile(state.report))
     if isinstance(state, Dividing):
         state = replace(state, report=dividing.meanwhile(state.report))
     if stitches and isinstance(state, _UNFUSED):

@@ -92,6 +92,8 @@ class PlanSearch:
         roomy: whether the first plan runs in all of the device's memory, since it ran out of its budget's.
         stays: what was checked, and runs again unless a solver's plan, which is tried, is better; None before.
         solved: plans of the solver's that were tried.
+        within: the observed call, if it kept within the budget; None otherwise, and before.
+        began: what trains between trials, each of which is a dry run in a later call; None where there is none.
     """
 
     timeline: Timeline
@@ -109,6 +111,8 @@ class PlanSearch:
     roomy: bool = False
     stays: Solving | None = None
     solved: int = 0
+    within: Trial | None = None
+    began: StepState | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +162,7 @@ class Checking(StepState):
         timeline, plan: what it was planned by, and the plan; None where a fault left the step unchanged.
         peaks: bytes that its calls took.
         uncounted: bytes of the plan's buffers that the allocator does not count.
-        lower: the timeline with the least that the step may take by what was measured; None where it was not, and on
-            a GPU.
+        lower: the timeline with the least that the step may take by measurement; None where unknown, and on a GPU.
         replans: how many plans were made so far since one was over the budget.
         tried: what these did.
         nearest: of the plans that were over, the one whose peak was the lowest.
@@ -185,8 +188,7 @@ class Solving(StepState):
     """A thread solves the integer program, while what was checked runs.
 
     Attributes:
-        search: what is known.
-        plan: what runs.
+        search, plan: what is known, and what runs.
         work: the solver's plan.
     """
 
@@ -194,6 +196,21 @@ class Solving(StepState):
     search: PlanSearch
     plan: OffloadPlan
     work: Work[OffloadPlan]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improving(StepState):
+    """A thread makes the plan that is tried next, while the plan that was observed trains.
+
+    Attributes:
+        search, plan: what is known, and what runs.
+        work: the state in which the next plan runs, in a tuple; (None,) if there is none.
+    """
+
+    phase = Phase.IMPROVING
+    search: PlanSearch
+    plan: OffloadPlan
+    work: Work[tuple[Probed | None]]
 
 
 @dataclass(frozen=True, kw_only=True)

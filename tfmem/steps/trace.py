@@ -55,6 +55,7 @@ class Trace:
         in_use: bytes that were taken before the step first ran; None where that is not known.
         divided_from: the key of the step before this trace divided it; "" if it did not.
         not_taken: whether the report says why a plan of an earlier process was not taken.
+        rehearsed: whether a step that trains otherwise tries it, in dry runs on a CPU, too.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Trace:
         self._draws = draws
         self._read: ReadStep | None = None
         self._kept: tuple[Timeline, tuple[OffloadPlan, ...]] | None = None
-        self._rehearsed = False
+        self.rehearsed = False
 
     def replaced_layers(self) -> tuple[Captured, RecurrentPlan] | None:
         """The trace with its recurrent layers replaced, for `use_layers`; None if they are not to be.
@@ -158,7 +159,7 @@ class Trace:
         """
         found = Trace(self.concrete, engine, draws=self.drawing().streams)
         found._source, found._optimized, found.replacements = self._source, captured, self.replacements
-        found.split, found._in_pieces, found._rehearsed = self.split, self._in_pieces, rehearsed
+        found.split, found._in_pieces, found.rehearsed = self.split, self._in_pieces, rehearsed
         found.in_use = self.in_use
         return found
 
@@ -194,7 +195,7 @@ class Trace:
             GraphError: `input_shapes` names what is no input.
         """
         captured = self.optimized()
-        self._read = read_step(captured, self._engine, self._shapes, self.graphs_of, self._rehearsed)
+        self._read = read_step(captured, self._engine, self._shapes, self.graphs_of, self.rehearsed)
 
     def divide(self, budget: int, rate: float = 0.0, **how: Any) -> Refusal | None:
         """Let parts of the step run on pieces of the batch from now on, or say why not; of a trace that was read.

@@ -14,7 +14,7 @@ from graph_passes import pass_infra
 from graph_passes.analysis.cost.folded import not_run
 from graph_passes.analysis.cost.model import CostModel, held
 from graph_passes.analysis.memory import roles
-from graph_passes.analysis.memory.liveness import build_timeline, refuse_open
+from graph_passes.analysis.memory.liveness import build_timeline, priced, refuse_open
 from graph_passes.analysis.memory.replica_step import shared_by
 from graph_passes.analysis.memory.session_step import reads_before_updates, step_region, with_waits
 from graph_passes.analysis.memory.simulate import Link, uncounted, usage_under
@@ -194,26 +194,26 @@ class Step:
         return roles.first_update(self.graph, self.order)
 
     def timeline(self, costs: CostModel) -> Timeline:
-        """The step under a cost model.
+        """The step under a cost model. All but the costs is found once.
 
         Raises:
             UnknownShapeError: its caller left a shape open, and more of it would be known if not.
             NoGradientError: the same, and the graph does not differentiate.
         """
+        return priced(self._unpriced, self.graph, costs)
+
+    @cached_property
+    def _unpriced(self) -> Timeline:
         graph = self.graph
-        timeline = build_timeline(graph, self.order, costs, self.fetches, self.loss, self.merging, not_run(graph))
+        timeline = build_timeline(graph, self.order, None, self.fetches, self.loss, self.merging, not_run(graph))
         try:
             refuse_open(graph, timeline, self.of_data)
         except UnknownShapeError as error:
             if roles.has_gradient(graph):
                 raise
             raise NoGradientError(f"there is no gradient in the graph, and no size to plan with: {error}") from error
-        return replace(
-            timeline,
-            unordered=roles.unordered(graph, self.order, self.merging),
-            counted=self.counted,
-            small_base=held(graph, self.counted),
-        )
+        unordered = roles.unordered(graph, self.order, self.merging)
+        return replace(timeline, unordered=unordered, counted=self.counted, small_base=held(graph, self.counted))
 
 
 def plan_step(

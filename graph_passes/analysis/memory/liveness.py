@@ -24,7 +24,7 @@ SLICED = "TensorListFromTensor"  # its elements are parts of the tensor's buffer
 def build_timeline(
     graph: Graph,
     order: Sequence[str],
-    costs: CostModel,
+    costs: CostModel | None,
     fetches: Collection[TensorId] = (),
     loss: TensorId | None = None,
     merging: bool = False,
@@ -36,7 +36,7 @@ def build_timeline(
     Args:
         graph: the graph, shapes inferred.
         order: its schedule.
-        costs: op times, workspace and base memory.
+        costs: op times, workspace and base memory; None for nothing, see `priced`.
         fetches: tensors the step returns; they outlive it.
         loss: the loss, if the caller knows it: the forward pass ends there. Otherwise the boundary is found from
             the uses (see `turning_point`).
@@ -133,13 +133,21 @@ def build_timeline(
                 buffer = replace(buffer, holders=moving, read=read)
             buffers.append(buffer)
 
-    steps = tuple(
-        ScheduledOp(name, costs.seconds(graph, graph[name]), costs.workspace(graph, graph[name])) for name in order
-    )
     turn = position[graph[loss.node].name] if loss else turning_point(pauses, len(order))
     buffers.sort(key=lambda buffer: (buffer.start, buffer.tensor))
     known = ChainSearch(graph, order, owner, buffers, fetched, merging)
-    return Timeline(steps, known.with_chains(), turn, costs.base(graph), only_updates)
+    steps = tuple(map(ScheduledOp, order))
+    found = Timeline(steps, known.with_chains(), turn, updates=only_updates)
+    return found if costs is None else priced(found, graph, costs)
+
+
+def priced(timeline: Timeline, graph: Graph, costs: CostModel) -> Timeline:
+    """The same buffers, chains and turn under other costs, on which none of these depends."""
+    steps = tuple(
+        ScheduledOp(step.node, costs.seconds(graph, graph[step.node]), costs.workspace(graph, graph[step.node]))
+        for step in timeline.steps
+    )
+    return replace(timeline, steps=steps, base=costs.base(graph))
 
 
 def update_only(graph: Graph, order: Sequence[str]) -> set[str]:

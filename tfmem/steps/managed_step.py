@@ -250,7 +250,7 @@ class ManagedStep:
         while not done and isinstance(state := self._state, Probed):
             del result
             began, what = time.monotonic(), f"{self._machine.name}: {doing(state, self._job.is_gpu)}"
-            with shown(self._job.engine.settings.options.progress, partial(str, what), self._took):
+            with shown(self._job.engine.settings.options.progress, partial(str, what), self._took), held_off():
                 done, result = self._probed(state, args, kwargs)
             self._took = time.monotonic() - began
         return done, result
@@ -266,8 +266,7 @@ class ManagedStep:
             self._move(measuring.short_of_memory(job, state, error, held))
             return False, None
         job.trace.ran(state.function)
-        with held_off():
-            self._move(measuring.ran(job, state, samples, flow))
+        self._move(measuring.ran(job, state, samples, flow))
         return not state.search.dry_run, result
 
     def _unprobed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -120,7 +120,44 @@ def gan():
     return step, (random.normal(size=(64, 16)).astype("f"), random.normal(size=(64, 32, 32, 1)).astype("f"))
 
 
-NETS = {"residual": residual, "pooled": pooled, "transformer": transformer, "lstm": lstm, "gan": gan}
+def accumulated():
+    """A condition applies the gradients of two steps, with decay, and takes the mean of weights."""
+    image = keras.Input((16, 16, 3))
+    x = layers.Conv2D(32, 3, padding="same", activation="relu")(image)
+    x = layers.Conv2D(32, 3, padding="same", activation="tanh")(x)
+    model = keras.Model(image, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+    variables = model.trainable_variables
+    sums, slow = [[tf.Variable(start(each)) for each in variables] for start in (tf.zeros_like, tf.identity)]
+    count = tf.Variable(0)
+
+    def update(losses):
+        for variable, total, other in zip(variables, sums, slow, strict=True):
+            gradient = total / 2.0 / losses
+            variable.assign_sub(0.05 * (gradient + 1e-3 * variable + 1e-4 * other))
+            other.assign((other + variable + total) / 3.0)
+            total.assign(tf.zeros_like(total))
+        return True
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = classify(y, model(x, training=True))
+        for total, gradient in zip(sums, tape.gradient(loss, variables), strict=True):
+            total.assign_add(gradient)
+        tf.cond(count.assign_add(1) % 2 == 0, lambda: update(3.0), lambda: False)
+        return loss, *map(tf.reduce_sum, (*variables, *slow))
+
+    images = np.random.default_rng(0).normal(size=(32, 16, 16, 3)).astype("float32")
+    return step, (images, np.arange(32) % 10)
+
+
+NETS = {
+    "residual": residual,
+    "pooled": pooled,
+    "transformer": transformer,
+    "lstm": lstm,
+    "gan": gan,
+    "accumulated": accumulated,
+}
 
 
 def ops_of(call):

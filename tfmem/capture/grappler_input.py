@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.python.framework import kernels
 
+from tfmem.capture.argument_shapes import HANDLE_ATTRIBUTES, HANDLES, remove_shapes, say_shapes, shape_op
 from tfmem.capture.captured import BODIES, free_name, functions_in, op_name
 
 # While and If carry this mark; Grappler would turn marked ones into frames of Switch and Merge,
@@ -26,23 +26,18 @@ _FED = ("Placeholder", "Const")
 # In graphs of earlier versions a placeholder without dimensions may have any shape.
 _SCALARS = 24
 
-# What stands behind these is said by attributes of the argument.
-_HANDLES = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
-
 
 @dataclass(frozen=True)
 class Added:
     """What `prepare` wrote.
 
     Attributes:
-        shapes: names of the ops that say the shapes of feeds.
         lowered: the mark of While and If ops, which they lost, by the function that they are in, "" for the graph
             itself, and their names.
         placed: ops that got a device, each with the function it is in; "" for the graph itself.
         device_name: the device.
     """
 
-    shapes: frozenset[str]
     lowered: Mapping[tuple[str, str], bool]
     placed: frozenset[tuple[str, str]]
     device_name: str
@@ -60,10 +55,12 @@ def prepare(graph_def: GraphDef, feeds: tuple[str, ...], device: str, nested: bo
     device_name = f"/job:localhost/replica:0/task:0/device:{device}:0"
     prepared = GraphDef()
     prepared.CopyFrom(graph_def)
-    shapes = _make_arguments(prepared, feeds)
+    _make_arguments(prepared, feeds)
+    called = _bodies(prepared)
+    say_shapes(prepared, [function for function in prepared.library.function if function.signature.name in called])
     lowered = _hide_lowering(prepared, nested)
     placed = _place(prepared, device, device_name)
-    return prepared, Added(frozenset(shapes), lowered, frozenset(placed), device_name)
+    return prepared, Added(lowered, frozenset(placed), device_name)
 
 
 def restore(result: GraphDef, source: GraphDef, feeds: tuple[str, ...], added: Added) -> None:
@@ -71,7 +68,7 @@ def restore(result: GraphDef, source: GraphDef, feeds: tuple[str, ...], added: A
 
     A feed waits for no op, whatever the trace says: that op may be one that Grappler removed.
     """
-    _remove_shapes(result, added.shapes)
+    remove_shapes(result, source)
     _take_back(result, source, added)
     fed = {op_name(name) for name in feeds}
     kept = [node for node in result.node if node.name not in fed]
@@ -87,16 +84,12 @@ def _set_nodes(graph_def: GraphDef, nodes: Iterable[NodeDef]) -> None:
     graph_def.node.extend(copies)
 
 
-def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
+def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> None:
     """Turn the feeds into function arguments, as in the graphs that the runtime gives to Grappler.
 
     For a placeholder it would allocate a tensor of its shape; and an argument knows the shapes of a captured variable.
     A tensor that was made outside of a function, and captured, is a Const in its graph but an argument to the runtime,
-    which folds nothing that depends on it. The runtime's arguments know their own shape, too, by `_output_shapes`, but
-    `OptimizeGraph` erases that attribute; so an EnsureShape behind each says it, as long as Grappler looks.
-
-    Returns:
-        The names of those EnsureShape ops.
+    which folds nothing that depends on it.
     """
     index = {op_name(name): place for place, name in enumerate(feeds)}
     taken = {node.name for node in graph_def.node}
@@ -107,18 +100,16 @@ def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
         if node.name not in index or node.op not in _FED:
             continue
         dtype = node.attr["dtype"].type
-        kept = {key: node.attr[key] for key in ("_handle_dtypes", "_handle_shapes") if key in node.attr}
+        kept = {key: node.attr[key] for key in HANDLE_ATTRIBUTES if key in node.attr}
         argument = NodeDef(name=node.name, op="_Arg", device=node.device, input=node.input)
         argument.attr["T"].type = dtype
         argument.attr["index"].i = index[node.name]
         for key, value in kept.items():
             argument.attr[key].CopyFrom(value)
         shape = _known_shape(node, graph_def.versions.producer)
-        if dtype not in _HANDLES and shape is not None:
-            known = NodeDef(name=free_name(f"{node.name}/shape", taken), op="EnsureShape", device=node.device)
-            known.input.append(node.name)
-            known.attr["T"].type = dtype
-            known.attr["shape"].shape.CopyFrom(shape)
+        if dtype not in HANDLES and shape is not None:
+            known = shape_op(free_name(f"{node.name}/shape", taken), node.name, dtype, shape)
+            known.device = node.device
             nodes.append(known)
             shaped[node.name] = known.name
         node.CopyFrom(argument)
@@ -127,7 +118,6 @@ def _make_arguments(graph_def: GraphDef, feeds: tuple[str, ...]) -> set[str]:
         if node.name not in added:
             node.input[:] = [shaped.get(name.removesuffix(":0"), name) for name in node.input]
     _set_nodes(graph_def, nodes)
-    return added
 
 
 def _known_shape(node: NodeDef, producer: int) -> TensorShapeProto | None:
@@ -140,28 +130,9 @@ def _known_shape(node: NodeDef, producer: int) -> TensorShapeProto | None:
     return shape if not shape.unknown_rank and (len(shape.dim) > 0 or producer >= _SCALARS) else None
 
 
-def _remove_shapes(result: GraphDef, added: frozenset[str]) -> None:
-    """Let the readers of the ops that said the feeds' shapes read the feeds again."""
-    sources = {node.name: node.input[0] for node in result.node if node.name in added and node.op == "EnsureShape"}
-    kept = [node for node in result.node if node.name not in sources]
-    for node in kept:
-        if any(op_name(name) in sources for name in node.input):
-            inputs = [_source(name, sources) for name in node.input]
-            waits = dict.fromkeys(name for name in inputs if name.startswith("^"))
-            node.input[:] = [*(name for name in inputs if not name.startswith("^")), *waits]
-    _set_nodes(result, kept)
-
-
-def _source(name: str, sources: Mapping[str, str]) -> str:
-    source = sources.get(op_name(name))
-    if source is None:
-        return name
-    return f"^{op_name(source)}" if name.startswith("^") else source
-
-
 def _hide_lowering(graph_def: GraphDef, nested: bool) -> dict[tuple[str, str], bool]:
     marks = {}
-    for function, nodes in _bodies(graph_def) if nested else [("", graph_def.node)]:
+    for function, nodes in _bodies(graph_def).items() if nested else [("", graph_def.node)]:
         for node in nodes:
             if _LOWER in node.attr:
                 marks[function, node.name] = node.attr[_LOWER].b
@@ -177,7 +148,7 @@ def _place(graph_def: GraphDef, device: str, device_name: str) -> set[tuple[str,
     """
     known: dict[str, str] = {}
     placed = set()
-    for function, nodes in _bodies(graph_def):
+    for function, nodes in _bodies(graph_def).items():
         for node in nodes:
             if node.device:
                 continue
@@ -195,7 +166,7 @@ def _has_kernel(op: str, device: str) -> bool:
     return not types or bool(types & {device, "DEFAULT"})
 
 
-def _bodies(graph_def: GraphDef) -> list[tuple[str, Iterable[NodeDef]]]:
+def _bodies(graph_def: GraphDef) -> dict[str, Iterable[NodeDef]]:
     """The graph itself, under the name "", and the functions that run where it runs: not, for example, those that a
     tf.data pipeline calls.
     """
@@ -209,12 +180,12 @@ def _bodies(graph_def: GraphDef) -> list[tuple[str, Iterable[NodeDef]]]:
                     if called.name in library and called.name not in found:
                         found[called.name] = library[called.name].node_def
                         waiting.append(library[called.name].node_def)
-    return list(found.items())
+    return found
 
 
 def _take_back(result: GraphDef, source: GraphDef, added: Added) -> None:
-    names = {(function, node.name) for function, nodes in _bodies(source) for node in nodes}
-    for function, nodes in _bodies(result):
+    names = {(function, node.name) for function, nodes in _bodies(source).items() for node in nodes}
+    for function, nodes in _bodies(result).items():
         for node in nodes:
             place = (function, node.name)
             if place in added.placed or (place not in names and node.device == added.device_name):

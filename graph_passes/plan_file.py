@@ -16,6 +16,7 @@ from graph_passes.graph.ir import Graph
 from graph_passes.headline import slower
 from graph_passes.names import plain
 from graph_passes.report import Report
+from graph_passes.report_text import named
 
 FORMAT = 1
 SHOWN = 5  # names in a sentence
@@ -150,7 +151,7 @@ class Plan:
             f"  times       {how}",
         ]
         for record in () if self.report is None else self.report.splits:
-            line = f"  split       {record}"
+            line = f"  split       {named(self.report, record)}"
             lines += textwrap.wrap(line, 100, subsequent_indent=" " * 14, break_on_hyphens=False)
         if self.max_batch is not None:
             more = self.max_batch_whole is not None and self.max_batch > self.max_batch_whole

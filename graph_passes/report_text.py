@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,11 +14,12 @@ from graph_passes.headline import headline
 from graph_passes.names import plain
 
 if TYPE_CHECKING:
-    from graph_passes.report import Report, TransferRecord
+    from graph_passes.report import Report, SplitRecord, TransferRecord
 
 MOST_REASONS = 8  # that a table shows
 MOST_SPLITS = 4
 WIDTH = 100
+_NOT_MOVED = re.compile(r"not moved: (?P<tensor>\S+): (?P<why>.*)")  # a note of one tensor
 
 
 def report_text(report: Report, rows: int = 10) -> str:
@@ -33,7 +35,7 @@ def report_text(report: Report, rows: int = 10) -> str:
         _section("done", _done(report)),
         _section("not done", _not_done(report)),
         _section("details", [*_details(report), *_tables(report, rows)]),
-        _section("notes", [f"  note: {note}" for note in report.notes]),
+        _section("notes", [f"  note: {note}" for note in report.notes if not _NOT_MOVED.fullmatch(note)]),
     ]
     page = "\n".join(line for part in parts for line in part)
     return "\n\n".join([page, *(report_text(other, rows) for other in report.others)])
@@ -44,6 +46,12 @@ def unenforced(report: Report) -> str:
     count = len(report.not_enforced)
     lists = f"the list '{report.not_enforced[0]}'" if count == 1 else f"{count} lists ('{report.not_enforced[0]}', ...)"
     return f"the budget is not enforced for {lists} of loops: what they hold is not known before they run"
+
+
+def named(report: Report, split: SplitRecord) -> SplitRecord:
+    """A split whose ops have layers as the user named them."""
+    first, last = (plain(op, report.scope_suffix) for op in (split.first, split.last))
+    return dataclasses.replace(split, first=first, last=last)
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
@@ -64,7 +72,7 @@ def _done(report: Report) -> list[str]:
     moved = f" ({many(len(report.transfers), 'tensor')})" if report.transfers else ""
     lines = [f"  decision    {report.decision}{moved}"]
     lines += [f"  on          {found}" for found in report.devices]
-    lines += [row for found in report.splits[:MOST_SPLITS] for row in _wrapped(f"  split       {found}")]
+    lines += [row for found in report.splits[:MOST_SPLITS] for row in _wrapped(f"  split       {named(report, found)}")]
     if len(report.splits) > MOST_SPLITS:
         lines.append(f"  split       and {len(report.splits) - MOST_SPLITS} more parts")
     lines += [row for line in report.replaced for row in _wrapped(f"  replaced    {line}")]
@@ -84,7 +92,19 @@ def _not_done(report: Report) -> list[str]:
         lines.append(f"  planned     {many(len(report.regions), 'region')} of {many(ops, 'op')}: none runs")
     if report.not_enforced:
         lines.append(f"  budget      {unenforced(report)}")
-    return [*lines, *_outside(report.not_stitched)]
+    return [*lines, *_not_moved(report), *_outside(report.not_stitched)]
+
+
+def _not_moved(report: Report) -> list[str]:
+    """Lines with the tensors that stay in memory although they are large, together where the reason is the same."""
+    tensors: dict[str, list[str]] = {}
+    for found in filter(None, map(_NOT_MOVED.fullmatch, report.notes)):
+        tensors.setdefault(found["why"], []).append(plain(found["tensor"], report.scope_suffix))
+    lines = []
+    for why, (first, *others) in tensors.items():
+        more = f" and {len(others)} more" if others else ""
+        lines += _wrapped(f"  not moved   '{first}'{more}: {why}")
+    return lines
 
 
 def _details(report: Report) -> list[str]:

@@ -112,6 +112,20 @@ def test_a_page_says_what_was_asked_done_and_not_done_in_this_order() -> None:
     assert Report.from_json(full.to_json()) == full
 
 
+def test_what_stays_in_memory_is_told_once_for_each_reason_and_in_the_users_names() -> None:
+    pieces = [f"not moved: tfmem/split_0/{piece}/resnet50_1/pool_1/MaxPool2d:0: a reason" for piece in range(4)]
+    split = SplitRecord(3, 0, "resnet50_1/conv3_1/Relu", "resnet50_1/conv3_1/Add", (2, 2), "equal")
+    notes = (*pieces, "not moved: resnet50_1/pool_1/MaxPool2d:0: another", "a note")
+    text = replace(REPORT, notes=notes, splits=(split,)).to_text()
+    done, kept = text.index("\nnot done\n"), text.index("\ndetails\n")
+    assert text[done:kept].splitlines()[2:] == [
+        "  not moved   'piece 1/resnet50/pool/MaxPool2d:0' and 3 more: a reason",
+        "  not moved   'resnet50/pool/MaxPool2d:0': another",
+    ]
+    assert text.endswith("\nnotes\n  note: a note")
+    assert "  split       3 ops from 'resnet50/conv3/Relu' to 'resnet50/conv3/Add', in 2 pieces of 2 examples" in text
+
+
 def test_the_fate_of_a_layer_and_of_an_op() -> None:
     assert explain(REPORT, "conv1") == (
         "layer 'conv1': 1 tensor offloaded (1.0 GiB), the step waits 1.2 ms for them, 1 tensor recomputed (1.0 GiB)."

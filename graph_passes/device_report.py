@@ -68,7 +68,7 @@ def size(count: int | None) -> str:
         return "-"
     amount, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(amount) < 1024 or unit == "TiB":
+        if abs(amount) < 1023.95 or unit == "TiB":
             break
         amount /= 1024
     return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
@@ -86,9 +86,20 @@ def duration(nanoseconds: int | None) -> str:
     if nanoseconds is None:
         return "-"
     for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if abs(nanoseconds) >= scale:
-            return f"{nanoseconds / scale:.3g} {unit}"
+        amount = nanoseconds / scale
+        if abs(amount) >= 0.9995:  # rounded it is 1
+            return f"{_digits(amount)} {unit}"
     return f"{nanoseconds} ns"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds in milliseconds, whose number can be compared with others."""
+    return f"{_digits(1e3 * seconds)} ms"
+
+
+def _digits(amount: float) -> str:
+    """Three digits, or all that are before the point."""
+    return f"{amount:.3g}" if abs(amount) < 999.5 else f"{amount:.0f}"
 
 
 def many(count: int, what: str) -> str:

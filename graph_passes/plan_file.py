@@ -51,10 +51,12 @@ class CurvePoint:
     Attributes:
         budget: bytes.
         seconds: predicted; None where no plan meets the budget.
+        split: whether parts of the step run on pieces of the batch.
     """
 
     budget: int
     seconds: float | None
+    split: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Plan:
         split: whether parts of the step run on pieces of the batch; `report` says which.
         max_batch: the largest batch that a plan fits into the budget; None if it was not asked for.
         max_batch_whole: the largest one with nothing split along the batch.
+        memory: bytes that the device has; None if that is not known.
     """
 
     subject: str
@@ -110,12 +113,13 @@ class Plan:
     max_batch: int | None = None
     split: bool = False
     max_batch_whole: int | None = None
+    memory: int | None = None
 
     @property
     def headline(self) -> str:
         """One sentence: whether the step fits, its peak and what that costs."""
         if self.budget is None:
-            return f"`{self.subject}`: needs {size(self.peak_before)}; no budget was given"
+            return f"`{self.subject}`: {self._needs()}"
         if not self.feasible:
             least = size(self.smallest_budget)
             return f"`{self.subject}`: does not fit {size(self.budget)}: with nothing split it needs at least {least}"
@@ -164,6 +168,17 @@ class Plan:
             lines += ["", "  budget        step", *map(self._bar, self.curve)]
         return "\n".join(lines)
 
+    def _needs(self) -> str:
+        """What the step needs of the device's memory, where no budget was given."""
+        if self.memory is None:
+            return f"needs {size(self.peak_before)}; no budget was given"
+        if self.peak_before > self.memory:
+            return (
+                f"does not fit the device's {size(self.memory)} unchanged: it needs {size(self.peak_before)}; give a "
+                "budget to plan for"
+            )
+        return f"needs {size(self.peak_before)} of the device's {size(self.memory)}; no budget was given"
+
     def _plain(self, name: str) -> str:
         return plain(name, self.report.scope_suffix) if self.report is not None else name
 
@@ -178,8 +193,9 @@ class Plan:
             return f"  {size(point.budget):>12}  does not fit"
         longest = max(each.seconds for each in self.curve if each.seconds is not None)
         bar = "#" * max(1, round(BAR * point.seconds / longest)) if longest else ""
+        how = ", split" if point.split else ""
         here = "  <- the budget" if point.budget == self.budget else ""
-        return f"  {size(point.budget):>12}  {bar} {_time(point.seconds)}{here}"
+        return f"  {size(point.budget):>12}  {bar} {_time(point.seconds)}{how}{here}"
 
     def to_json(self) -> str:
         """The plan as JSON; `from_json` reads it back to an equal plan."""

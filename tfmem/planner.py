@@ -212,9 +212,12 @@ class _Planned:
         seconds = unlimited.before.seconds if found is None else found.after.seconds
         divided = self._divided(limit, unlimited, found, splits)
         if divided is not None:
-            found, refused = divided, None
-            seconds = divided.after.seconds * self._measured(unlimited)
+            rate = self._measured(unlimited)
+            seconds = divided.after.seconds * rate
+            if found is None and points and divided.verdict is not None:
+                points = self._in_pieces(points, divided.verdict.smallest_budget, rate)
             points = _with_split(points, limit, seconds, larger=splits == "faster")
+            found, refused = divided, None
         verdict = unlimited.verdict if found is None or found.verdict is None else found.verdict
         smallest = verdict.smallest_budget if refused is None else max(verdict.smallest_budget, refused.least)
         trace, timeline = self._trace, self._timeline
@@ -244,6 +247,7 @@ class _Planned:
             report=report,
             notes=tuple(self._notes),
             version=__version__,
+            memory=engine.settings.target.memory,
         )
 
     def _whole(self, limit: int) -> tuple[OffloadPlan | None, InfeasibleBudgetError | None]:
@@ -309,6 +313,27 @@ class _Planned:
             points.append(CurvePoint(budget, None if found is None else found.after.seconds))
         return tuple(points)
 
+    def _in_pieces(self, points: tuple[CurvePoint, ...], smallest: int, rate: float) -> tuple[CurvePoint, ...]:
+        """The curve that goes on, in the pieces of this plan, to the smallest budget that they meet.
+
+        Args:
+            points: with nothing split.
+            smallest: bytes.
+            rate: see `_measured`.
+        """
+        met = [point for point in points if point.seconds is not None]
+        first, last = min(smallest, met[0].budget), met[-1].budget
+        apart = (last - first) / (2 * POINTS)  # points nearer to each other show nothing
+        found = {point.budget: point for point in points if point.seconds is None}
+        for budget in map(int, np.linspace(first, last, POINTS)):
+            if budget < met[0].budget and budget not in found and (plan := self._made(self._timeline, budget)):
+                found[budget] = CurvePoint(budget, plan.after.seconds * rate, split=True)
+        for point in met:
+            ends = point in (met[0], met[-1]) or point.budget == self._engine.settings.budget
+            if ends or point.budget - max(found, default=0) >= apart:
+                found[point.budget] = point
+        return tuple(found[budget] for budget in sorted(found))
+
     def _made(self, timeline: Timeline, budget: int) -> OffloadPlan | None:
         try:
             return self._trace.plan(timeline, budget, timed=self._timed, effort=Effort.ONCE)
@@ -321,9 +346,10 @@ def _with_split(points: tuple[CurvePoint, ...], limit: int, seconds: float, larg
 
     def runs(point: CurvePoint) -> bool:
         clearly = point.seconds is None or seconds <= CLEARLY * point.seconds
-        return point.budget == limit or (larger and point.budget > limit and clearly)
+        better = clearly if larger else point.split and seconds < (point.seconds or 0.0)
+        return point.budget == limit or (point.budget > limit and better)
 
-    return tuple(replace(point, seconds=seconds) if runs(point) else point for point in points)
+    return tuple(replace(point, seconds=seconds, split=True) if runs(point) else point for point in points)
 
 
 def _within(engine: Engine, budget: Budget) -> Engine:

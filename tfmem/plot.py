@@ -91,6 +91,10 @@ def plot_plan(plan: Plan, path: str | Path) -> Path:
     unit, scale = ("GiB", 1 << 30) if points[-1][0] >= 1 << 30 else ("MiB", 1 << 20)
     budgets, times = [budget / scale for budget, _ in points], [1e3 * seconds for _, seconds in points]
     axes.plot(budgets, times, color=AFTER, marker="o", label="predicted")
+    split = [(point.budget / scale, 1e3 * point.seconds) for point in plan.curve if point.split and point.seconds]
+    if split:
+        label = "with parts split along the batch"
+        axes.plot(*zip(*split, strict=True), "o", color=AFTER, markerfacecolor="white", zorder=3, label=label)
     if plan.budget is not None:
         axes.axvline(plan.budget / scale, color=BUDGET, dashes=(5, 3), label=f"budget: {size(plan.budget)}")
     axes.set_ylim(0, 1.15 * max(times))

@@ -73,6 +73,14 @@ def test_the_page_has_the_verdict_the_bound_the_smallest_budget_and_the_curve() 
     ("changes", "line"),
     [
         ({"budget": None}, "`net.fit`: needs 71.0 MiB; no budget was given"),
+        (
+            {"budget": None, "memory": 1 << 30},
+            "`net.fit`: needs 71.0 MiB of the device's 1.0 GiB; no budget was given",
+        ),
+        (
+            {"budget": None, "memory": MIB},
+            "`net.fit`: does not fit the device's 1.0 MiB unchanged: it needs 71.0 MiB; give a budget to plan for",
+        ),
         ({"feasible": False}, "`net.fit`: does not fit 60.0 MiB: with nothing split it needs at least 50.0 MiB"),
         ({"fits": True, "moves": ()}, "`net.fit`: fits 60.0 MiB unchanged: peak 71.0 MiB"),
     ],

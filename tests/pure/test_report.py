@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from graph_passes.decision import Decision, Missed
-from graph_passes.device_report import duration, size
+from graph_passes.device_report import duration, milliseconds, size
 from graph_passes.report import MOVED, UNCHANGED_FITS, Report, TransferRecord
 from tfmem.plot import PlotError, plot_report
 
@@ -107,7 +107,7 @@ def test_long_names_keep_their_end(moved):
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 29, "1.5 GiB")],
+    [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), ((1 << 20) - 1, "1.0 MiB"), (3 << 29, "1.5 GiB")],
 )
 def test_size(count, words):
     assert size(count) == words
@@ -115,10 +115,23 @@ def test_size(count, words):
 
 @pytest.mark.parametrize(
     ("nanoseconds", "words"),
-    [(None, "-"), (0, "0 ns"), (1500, "1.5 us"), (278_000_000, "278 ms"), (2_000_000_000, "2 s")],
+    [
+        (None, "-"),
+        (0, "0 ns"),
+        (1500, "1.5 us"),
+        (999_400, "999 us"),
+        (999_600, "1 ms"),
+        (278_000_000, "278 ms"),
+        (2_000_000_000, "2 s"),
+        (1_234_000_000_000, "1234 s"),
+    ],
 )
 def test_duration(nanoseconds, words):
     assert duration(nanoseconds) == words
+
+
+def test_milliseconds_have_no_exponent():
+    assert [milliseconds(seconds) for seconds in (0.0004, 0.9994, 2.5)] == ["0.4 ms", "999 ms", "2500 ms"]
 
 
 def test_picture(moved, tmp_path):

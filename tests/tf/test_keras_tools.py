@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import keras
@@ -224,6 +225,38 @@ def test_a_plan_that_splits_the_batch_is_divided_again_within_its_budget() -> No
     assert "1 part split along the batch" in report.headline
     with pytest.raises(tfmem.StalePlanError):
         fit(tfmem.optimize(net(4), plan=plan, options=UNCACHED))
+
+
+def test_the_curve_goes_on_in_the_pieces_of_the_plan_to_the_smallest_budget_that_they_meet() -> None:
+    free = tfmem.plan(net(), 64, budget="15GiB", device="v100", curve=False, options=UNCACHED)
+    plan = tfmem.plan(net(), 64, budget=free.smallest_budget // 2, device="v100", options=DIVIDING)
+    assert plan.split
+    whole = [point for point in plan.curve if not point.split]
+    pieces = [point for point in plan.curve if point.split]
+    assert plan.curve == (*pieces, *whole)
+    assert [point.budget for point in plan.curve] == sorted({point.budget for point in plan.curve})
+    assert pieces[0].budget == plan.smallest_budget < free.smallest_budget <= whole[0].budget
+    assert whole[-1].budget == free.peak_before
+    assert [point.seconds for point in pieces if point.budget == plan.budget] == [plan.seconds]
+    assert len(pieces) > 2
+    apart = [after.budget - before.budget for before, after in pairwise(whole[:-1])]
+    assert all(gap > (free.peak_before - plan.smallest_budget) / 20 for gap in apart)
+    assert all(point.seconds is not None for point in plan.curve)
+    assert f"{plan.smallest_budget / MIB:.1f} MiB  #" in str(plan)
+    assert str(plan).count(", split") == len(pieces)
+
+
+def test_the_curve_has_no_points_that_are_too_near_to_each_other() -> None:
+    """The op that needs most of the memory sets the smallest budget, which is nearly all that the step needs."""
+    layers = [keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.MaxPooling2D(), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input((64, 64, 3)), *layers, keras.layers.Dense(2)], name="one")
+    model.compile("sgd", "mse")
+    plan = tfmem.plan(model, 64, budget="30MiB", device="v100", options=DIVIDING)
+    budgets = [point.budget for point in plan.curve if point.budget != 30 * MIB]
+    assert plan.split
+    assert len([point for point in plan.curve if not point.split]) == 2
+    assert all(after - before > 2 * MIB for before, after in pairwise(budgets))
+    assert "of the device's 16.0 GiB; no budget was given" in tfmem.plan(model, 64, device="v100", curve=False).headline
 
 
 def test_a_plan_splits_where_the_step_would_be_found_to_be_faster_so() -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from graph_passes.device_report import milliseconds
 from graph_passes.graph.ops import has_regions
 from graph_passes.refusals import Refusal
 from graph_passes.report import Report
@@ -130,12 +131,12 @@ def decided(job: Job, state: Dividing, trace: Trace, tried: StepState) -> tuple[
         tried: what came of it.
     """
     given, report = state.report, tried.report
-    before, after = ((each.step_measured_ns or 0) / 1e6 for each in (given, report))
+    before, after = ((each.step_measured_ns or 0) / 1e9 for each in (given, report))
     if not isinstance(tried, Checking) or not after:
         return job, whole(state, "not split along the batch: what that takes could not be measured")
     if excess := more_over(given, report):
         return job, whole(state, f"not split along the batch: that takes {excess:,} bytes more than the budget")
-    times = f"{after:.3g} ms a step, {before:.3g} ms with nothing split"
+    times = f"{milliseconds(after)} a step, {milliseconds(before)} with nothing split"
     if after > CLEARLY * before:
         return job, whole(state, f"not split along the batch: that takes {times}")
     notes = (*tried.notes, f"split along the batch: {times}")
@@ -190,13 +191,13 @@ def decided_on(state: Dividing, report: Report, function: Any) -> Transition[Ste
         function: runs it.
     """
     given = state.report
-    before, after = ((each.step_measured_ns or 0) / 1e6 for each in (given, report))
+    before, after = ((each.step_measured_ns or 0) / 1e9 for each in (given, report))
     state = replace(state, stays=replace(state.stays, kept=(*state.stays.kept, function)))  # its streams go on
     if not after:
         return whole(state, f"{_WHOLE_AGAIN}: what that takes could not be measured")
     if excess := more_over(given, report):
         return whole(state, f"{_WHOLE_AGAIN}: that takes {excess:,} bytes more than the budget")
-    times = f"{after:.3g} ms a step, {before:.3g} ms with nothing split"
+    times = f"{milliseconds(after)} a step, {milliseconds(before)} with nothing split"
     if after > CLEARLY * before:
         return whole(state, f"{_WHOLE_AGAIN}: that takes {times}")
     notes = (*report.notes, f"split along the batch: {times}")

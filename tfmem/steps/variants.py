@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graph_passes.decision import FusionWhy
+from graph_passes.device_report import milliseconds
 from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.report import Report
 from tfmem.capture.captured import Captured
@@ -124,5 +125,5 @@ class TimedChoice:
     what: str = "stitched"
 
     def __str__(self) -> str:
-        times = f"{1e3 * self.times.stitched:.3g} ms a step against {1e3 * self.times.given:.3g} ms{self.how}"
+        times = f"{milliseconds(self.times.stitched)} a step against {milliseconds(self.times.given)}{self.how}"
         return f"{self.what}: {times}" if self.times.is_faster else f"left unchanged: {self.what} it took {times}"

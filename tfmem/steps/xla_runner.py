@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from custom_ops.background import NEXT, go_on
 from graph_passes.decision import Decision, Fusion, Xla
+from graph_passes.device_report import milliseconds
 from tfmem.capture.concrete_function import RestoredFunction, asks_for_xla, flat_arguments
 from tfmem.capture.xla_draws import differs_in
 from tfmem.capture.xla_function import xla_function
@@ -163,7 +164,7 @@ def _raced(state: StepState, variants: Variants, times: Times, how: str, event: 
     if not times.is_faster:
         return Transition(event, _slower(fuser, stays, times))
     beside = "stitched" if stays.report.fusion_state is Fusion.STITCHED else "without XLA"
-    text = f"left to XLA: {1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms {beside}{how}"
+    text = f"left to XLA: {milliseconds(times.stitched)} a step against {milliseconds(times.given)} {beside}{how}"
     report = replace(
         stays.report,
         decision=Decision.XLA,
@@ -178,7 +179,7 @@ def _raced(state: StepState, variants: Variants, times: Times, how: str, event: 
 
 def _slower(fuser: Fuser, stays: Settled, times: Times) -> Settled:
     """What ran before goes on."""
-    found = _without(stays, f"XLA took {1e3 * times.stitched:.3g} ms a step against {1e3 * times.given:.3g} ms")
+    found = _without(stays, f"XLA took {milliseconds(times.stitched)} a step against {milliseconds(times.given)}")
     if not fuser.with_xla:
         return found
     stitched = found.report.fusion_state is Fusion.STITCHED

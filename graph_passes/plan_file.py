@@ -16,7 +16,7 @@ from graph_passes.graph.ir import Graph
 from graph_passes.headline import slower
 from graph_passes.names import plain
 from graph_passes.report import Report
-from graph_passes.report_text import named
+from graph_passes.report_text import named_splits
 
 FORMAT = 1
 SHOWN = 5  # names in a sentence
@@ -154,8 +154,8 @@ class Plan:
             f"  smallest    {size(self.smallest_budget)} {how_split}, at op '{self._plain(self.op)}'",
             f"  times       {how}",
         ]
-        for record in () if self.report is None else self.report.splits:
-            line = f"  split       {named(self.report, record)}"
+        for record in () if self.report is None else named_splits(self.report):
+            line = f"  split       {record}"
             lines += textwrap.wrap(line, 100, subsequent_indent=" " * 14, break_on_hyphens=False)
         if self.max_batch is not None:
             more = self.max_batch_whole is not None and self.max_batch > self.max_batch_whole

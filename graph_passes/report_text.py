@@ -48,10 +48,14 @@ def unenforced(report: Report) -> str:
     return f"the budget is not enforced for {lists} of loops: what they hold is not known before they run"
 
 
-def named(report: Report, split: SplitRecord) -> SplitRecord:
-    """A split whose ops have layers as the user named them."""
-    first, last = (plain(op, report.scope_suffix) for op in (split.first, split.last))
-    return dataclasses.replace(split, first=first, last=last)
+def named_splits(report: Report) -> list[SplitRecord]:
+    """The splits, whose ops have layers as the user named them."""
+    return [
+        dataclasses.replace(
+            split, first=plain(split.first, report.scope_suffix), last=plain(split.last, report.scope_suffix)
+        )
+        for split in report.splits
+    ]
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
@@ -72,7 +76,7 @@ def _done(report: Report) -> list[str]:
     moved = f" ({many(len(report.transfers), 'tensor')})" if report.transfers else ""
     lines = [f"  decision    {report.decision}{moved}"]
     lines += [f"  on          {found}" for found in report.devices]
-    lines += [row for found in report.splits[:MOST_SPLITS] for row in _wrapped(f"  split       {named(report, found)}")]
+    lines += [row for found in named_splits(report)[:MOST_SPLITS] for row in _wrapped(f"  split       {found}")]
     if len(report.splits) > MOST_SPLITS:
         lines.append(f"  split       and {len(report.splits) - MOST_SPLITS} more parts")
     lines += [row for line in report.replaced for row in _wrapped(f"  replaced    {line}")]

@@ -124,7 +124,7 @@ def test_xla_is_timed_against_what_tuning_left(second: float, tuned: Callable[..
     settled(step, model)
     report = tfmem.report(step)
     assert report.decision is Decision.XLA
-    assert report.fusion == f"left to XLA: 400 ms a step against {1e3 * best:.3g} ms stitched, on copies"
+    assert report.fusion == f"left to XLA: 400 ms a step against {1e3 * best:.0f} ms stitched, on copies"
     assert not report.tuning
 
 

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from graph_passes.errors import GraphError
-from graph_passes.report import Report
+from graph_passes.report import RECOMPUTED, Report
 from tfmem.api import report
 from tfmem.budgets import Budget
 from tfmem.html_report import write_html
@@ -34,7 +34,8 @@ class MemoryReport(keras.callbacks.Callback):
     """Report what tfmem does to a model that trains: planned and measured peak, stall and step time.
 
     The numbers are in the `logs` of each epoch, and so in `history`: `tfmem_peak_planned` and `tfmem_peak_measured` in
-    bytes, `tfmem_stall_ms` and `tfmem_step_ms`. The verdict is printed when it first holds, and again if it changes.
+    bytes, `tfmem_stall_ms` and `tfmem_step_ms`. The verdict is printed after the first epoch, and again after one in
+    which another plan ran or the budget was missed, but not where the measured peak or time alone is another.
     """
 
     def __init__(self, log_dir: str | Path = "", html: str | Path = "", verbose: int = 1) -> None:
@@ -49,7 +50,7 @@ class MemoryReport(keras.callbacks.Callback):
         self._writer: Any = None
         self._steps: list[float] = []
         self._began = 0.0
-        self._told = ""
+        self._told: object = None
 
     def _implements_train_batch_hooks(self) -> bool:
         """What tf_keras asks of a callback, whose class is another there."""
@@ -87,8 +88,8 @@ class MemoryReport(keras.callbacks.Callback):
         numbers = self._numbers(found)
         if logs is not None:
             logs.update(numbers)
-        if self._verbose and found.headline != self._told:
-            self._told = found.headline
+        if self._verbose and (told := _told(found)) != self._told:
+            self._told = told
             print(f"\ntfmem: {found.headline}", file=sys.stderr)
         if self._log_dir:
             self._write(epoch, numbers, found)
@@ -126,6 +127,13 @@ class MemoryReport(keras.callbacks.Callback):
             image = tf.compat.v1.Summary.Image(width=width, height=height, encoded_image_string=picture)
             summary.value.add(tag="tfmem/memory", image=image)
         self._writer.add_summary(summary, epoch)
+
+
+def _told(found: Report) -> object:
+    """What a report says without what is measured in each epoch, except whether that is within the budget."""
+    over = found.budget is not None and (found.peak_measured or 0) > found.budget
+    moved = sum(record.offload_after != RECOMPUTED for record in found.transfers)
+    return found.decision, over, moved, len(found.transfers), len(found.splits), found.replaced, len(found.running)
 
 
 def largest_batch(

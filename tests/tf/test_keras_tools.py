@@ -13,7 +13,9 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes import splitting
+from graph_passes.decision import Decision
 from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.report import RECOMPUTED, Report, TransferRecord
 from graph_passes.splitting import CLEARLY
 from tests.tf.memory_in_use import in_use
 from tests.tf.test_loop_memory import Net
@@ -182,6 +184,22 @@ def test_the_callback_logs_prints_and_writes(tmp_path: Path, capsys: pytest.Capt
         for value in tf.compat.v1.Event.FromString(record).summary.value
     }
     assert {"tfmem/peak_planned", "tfmem/step_ms", "tfmem/memory"} <= tags
+
+
+def test_the_callback_tells_a_verdict_again_only_if_another_plan_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    move = TransferRecord("a:0", MIB, "a", "b", "c", "d")
+    found = Report("net.fit", "CPU", "optimal", Decision.MOVED, 20 * MIB, 8 * MIB, budget=9 * MIB, transfers=(move,))
+    measured = [replace(found, peak_measured=count * MIB) for count in (7, 8, 10, 10)]
+    again = replace(found, transfers=(replace(move, offload_after=RECOMPUTED),))
+    callback, told = tfmem.keras.MemoryReport(), []
+    for epoch, each in enumerate([*measured, again]):
+        monkeypatch.setattr(tfmem.keras.MemoryReport, "report", each)
+        callback.on_epoch_end(epoch, {})
+        told.append(capsys.readouterr().err.strip())
+    assert ["OVER BUDGET" in line for line in told] == [False, False, True, False, False]
+    assert [bool(line) for line in told] == [True, False, True, False, True]
 
 
 def test_the_callback_says_nothing_of_a_model_without_tfmem(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,12 +84,16 @@ def test_a_program_without_python_loads_it(saved: Path, exported: Path) -> None:
     signature = tf.saved_model.load(str(exported)).signatures["serving_default"]
     name = next(iter(signature.structured_input_signature[1]))
     ones = f"{name}=float:{BATCH},{TIME},{FEATURES}"
-    for preloaded in (False, True):
-        found = numbers(served(exported, ones, preloaded=preloaded)).reshape(BATCH, TIME, UNITS)
+    ways: list[dict[str, bool]] = [{}, {"preloaded": True}, {"linked": True}]
+    for way in ways:
+        found = numbers(served(exported, ones, **way)).reshape(BATCH, TIME, UNITS)
         np.testing.assert_allclose(found, expected(saved), rtol=1e-5, atol=1e-6)
     missing = served(exported, ones, library=exported / "nothing.so")
     assert missing.returncode == 1
     assert "cannot load the op library" in missing.stderr
+    without = served(exported, ones, library="")
+    assert without.returncode == 1
+    assert "Op type not registered 'TfmemRecurrent'" in without.stderr
 
 
 def test_what_was_optimised_is_not_optimised_again(exported: Path, tmp_path: Path) -> None:
@@ -122,6 +126,22 @@ def test_fused_regions_have_kernels_for_each_gpu_and_run_on_a_cpu_without(tmp_pa
     before, after = (tf.saved_model.load(str(each)) for each in (tmp_path / "mlp", fused))
     assert any(node.op == "TfmemFusion" for node in functions_of(after))
     np.testing.assert_allclose(after.run(x), before.run(x), rtol=1e-5, atol=1e-6)
+    layer = keras.layers.TFSMLayer(str(fused), call_endpoint="run")
+    np.testing.assert_allclose(layer(x), before.run(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long  # the C API starts for seconds
+def test_a_program_without_python_loads_fused_regions(tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
+    module = tf.Module()
+    layers = [keras.layers.Dense(32, "gelu"), keras.layers.LayerNormalization(), keras.layers.Softmax()]
+    module.layers = keras.Sequential([keras.Input((16,)), *layers])
+    module.run = tf.function(module.layers, input_signature=[tf.TensorSpec((None, 16), name="x")])
+    tf.saved_model.save(module, str(tmp_path / "mlp"), signatures=module.run)
+    fused = Path(tfmem.optimize(tmp_path / "mlp", output=tmp_path / "fused", passes=("fusion",)))
+    assert b"TfmemFusion" in pb(fused)
+    expected = module.run(tf.ones([3, 16]))
+    np.testing.assert_allclose(numbers(served(fused, "x=float:3,16")).reshape(3, 32), expected, rtol=1e-5, atol=1e-6)
 
 
 def functions_of(loaded: tf.Module) -> list[NodeDef]:

@@ -31,7 +31,9 @@ def explain(report: Report, name: str = "") -> str:
             return found
     if any(each.fusion for each in (report, *report.others)):
         return regions.explain(report, name)
-    known = {part for scope in report.scopes for part in plain(scope, report.scope_suffix).split("/")}
+    ops = (*report.replaced_layers, *(layer for layer, _ in report.kept_layers))
+    scopes = (*report.scopes, *(name.rpartition("/")[0] for name in ops))
+    known = {part for scope in scopes for part in plain(f"{scope}/", report.scope_suffix).split("/")}
     near = get_close_matches(op, sorted(known), 3, 0.5)
     hint = f"; there are: {', '.join(near)}" if near else ""
     raise GraphError(f"the report of `{report.graph}` names no layer and no changed op '{name}'{hint}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -258,6 +259,14 @@ class Report:
     def running(self) -> tuple[RegionRecord, ...]:
         """The regions of a step that runs stitched; none of another."""
         return self.regions if self.fusion_state is Fusion.STITCHED else ()
+
+    def named_ops(self) -> Iterator[str]:
+        """The names of the ops that the report tells of, with or without memory that was planned."""
+        yield from (name for name, _ in self.curve_before)
+        yield from self.replaced_layers
+        yield from (name for name, _ in self.kept_layers)
+        yield from (name for region in self.regions for step in region.steps for name, _ in step.ops)
+        yield from (name for name, _ in self.not_stitched)
 
     def to_text(self, rows: int = 10) -> str:
         """A page for people: the verdict, what was asked, done and not done, then details of the `rows` largest."""

@@ -79,7 +79,7 @@ def _done(report: Report) -> list[str]:
     lines += [row for found in named_splits(report)[:MOST_SPLITS] for row in _wrapped(f"  split       {found}")]
     if len(report.splits) > MOST_SPLITS:
         lines.append(f"  split       and {len(report.splits) - MOST_SPLITS} more parts")
-    lines += [row for line in report.replaced for row in _wrapped(f"  replaced    {line}")]
+    lines += [row for line in _of_layers(report, report.replaced) for row in _wrapped(f"  replaced    {line}")]
     if report.fusion:
         more = "; its kernels are timed while it runs" if report.tuning else ""
         lines.append(f"  fusion      {report.fusion}{more}")
@@ -90,13 +90,19 @@ def _done(report: Report) -> list[str]:
 
 
 def _not_done(report: Report) -> list[str]:
-    lines = [row for line in report.not_replaced for row in _wrapped(f"  not replaced {line}")]
+    lines = [row for line in _of_layers(report, report.not_replaced) for row in _wrapped(f"  not replaced {line}")]
     if report.regions and not report.running:
         ops = sum(len(step.ops) for region in report.regions for step in region.steps)
         lines.append(f"  planned     {many(len(report.regions), 'region')} of {many(ops, 'op')}: none runs")
     if report.not_enforced:
         lines.append(f"  budget      {unenforced(report)}")
     return [*lines, *_not_moved(report), *_outside(report.not_stitched)]
+
+
+def _of_layers(report: Report, lines: Sequence[str]) -> list[str]:
+    """Lines that begin with a layer's name, which becomes the one that the user gave."""
+    named = [line.partition(" ") for line in lines]
+    return [f"{plain(name, report.scope_suffix)}{blank}{rest}" for name, blank, rest in named]
 
 
 def _not_moved(report: Report) -> list[str]:

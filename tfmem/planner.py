@@ -223,7 +223,7 @@ class _Planned:
         trace, timeline = self._trace, self._timeline
         report = None if found is None else trace.describe(timeline, found, (), given=not found.moves)
         if report is not None:
-            suffix = suffix_of(trace.name.rpartition(".")[0], (name for name, _ in report.curve_before))
+            suffix = suffix_of(trace.name.rpartition(".")[0], report.named_ops())
             report = replace(report, scope_suffix=suffix)
         return Plan(
             subject=trace.name,

@@ -144,6 +144,26 @@ def test_the_fate_of_a_layer_and_of_an_op() -> None:
         explain(REPORT, "conv9")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"replaced_layers": ("net_1/lstm_1/while",), "replaced": ("net_1/lstm_1/while (While): 8 units",)},
+        {"kept_layers": (("net_1/lstm_1/while", "a reason"),), "not_replaced": ("net_1/lstm_1/while (While): why",)},
+        {"regions": (RegionRecord("fusion_0", (StepRecord("kernel", (("net_1/lstm_1/Tanh", "Tanh"),)),)),)},
+        {"not_stitched": (("net_1/lstm_1/Tanh", "a reason"),)},
+    ],
+)
+def test_layers_have_the_users_names_where_no_memory_was_planned(changes: dict[str, object]) -> None:
+    found = Report("net.fit", "CPU", "none", Decision.REPLACED, 0, 0, **changes)  # type: ignore[arg-type]
+    found = replace(found, scope_suffix=suffix_of("net", found.named_ops()))
+    assert found.scope_suffix == "_1"
+    assert "lstm_1" not in found.to_text()
+    assert ("net/lstm/while (While): " in found.to_text()) is ("replaced" in str(changes))
+    if found.replaced_layers or found.kept_layers:
+        with pytest.raises(GraphError, match=r"no changed op 'lst'; there are: lstm$"):
+            explain(found, "lst")
+
+
 def test_the_fate_of_a_layer_that_runs_in_pieces() -> None:
     record = SplitRecord(3, 0, "resnet50_1/conv3_1/Relu", "resnet50_1/conv3_1/Add", (2, 2), "equal")
     scopes = (*REPORT.scopes, "tfmem/split_0/1/resnet50_1/conv3_1")

@@ -186,6 +186,21 @@ def test_the_callback_logs_prints_and_writes(tmp_path: Path, capsys: pytest.Capt
     assert {"tfmem/peak_planned", "tfmem/step_ms", "tfmem/memory"} <= tags
 
 
+def test_every_layer_of_a_model_has_a_fate_by_the_users_name_without_a_budget() -> None:
+    layers = [keras.layers.LSTM(4, name="reader"), keras.layers.Dense(1, name="out"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3, 2), name="words"), *layers], name="small")
+    model.compile("sgd", "mse")
+    model.predict(np.zeros((2, 3, 2)), verbose=0)  # so Keras numbers the names of the training step
+    model = tfmem.optimize(model, options=UNCACHED)
+    model.fit(np.zeros((4, 3, 2)), np.zeros((4, 1)), verbose=0)
+    assert tfmem.explain(model, "reader") == "recurrent layer 'reader' is replaced by one op."
+    for name in ("out", layers[-1].name):
+        assert tfmem.explain(model, name) == f"layer '{name}': nothing was changed."
+    assert "replaced    small/reader/while (While and its gradient)" in str(tfmem.report(model))
+    with pytest.raises(tfmem.GraphError, match=r"names no layer and no changed op 'readr'; there are: reader$"):
+        tfmem.explain(model, "readr")
+
+
 def test_the_callback_tells_a_verdict_again_only_if_another_plan_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

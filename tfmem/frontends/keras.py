@@ -105,8 +105,9 @@ class ModelFunction:
     def report(self) -> Report:
         """See `OptimizedFunction.report`."""
         found = self._step.report if self._step.traced else self._engine.settings.unplanned(self._engine.settings.label)
-        suffix = suffix_of(str(self._model.name), (op for op, _ in found.curve_before))
-        return replace(found, function=self.name, scope_suffix=suffix)
+        suffix = suffix_of(str(self._model.name), found.named_ops())
+        layers = (f"{layer.name}{suffix}" for layer in getattr(self._model, "layers", ()))  # also those without ops
+        return replace(found, function=self.name, scope_suffix=suffix, scopes=(*found.scopes, *layers))
 
     def __call__(self, source: Any) -> Any:
         """Run as many steps as Keras would; returns the last one's logs, or all predictions.

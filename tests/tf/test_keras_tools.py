@@ -75,6 +75,20 @@ def test_a_plan_is_carried_out_and_refused_for_another_graph() -> None:
         fit(tfmem.optimize(net(4), plan=plan, options=UNCACHED))
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_plan_is_refused_where_the_optimizer_keeps_other_variables_and_evaluation_is_not(splits: bool) -> None:
+    free = tfmem.plan(net(), 64, curve=False, options=UNCACHED)
+    plan = tfmem.plan(net(), 64, budget=int(0.85 * free.smallest_budget), options=DIVIDING) if splits else tight()
+    assert plan.split is splits
+    model = net()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(tfmem.StalePlanError, match=r"ops are new .*; make the plan again"):
+        fit(tfmem.optimize(model, plan=plan, options=DIVIDING))
+    same = tfmem.optimize(net(), plan=plan, options=DIVIDING)
+    fit(same)
+    same.evaluate(X, Y, batch_size=64, verbose=0)
+
+
 def test_a_plan_is_for_its_batch_and_others_are_planned_by_themselves() -> None:
     plan = tight()
     model = tfmem.optimize(net(), plan=plan, options=Options(cache_directory="", observe=False))

@@ -19,7 +19,16 @@ from tfmem.steps.trace import Trace
 
 DIVIDED = "the given plan splits the batch: parts were chosen again, within its budget"
 NOT_DIVIDED = "the given plan splits the batch, which is not possible here"
+VARIABLE = "resource"  # the dtype of an input that is a variable
 OTHER_INPUTS = "the given plan is for inputs of other shapes, so this trace was planned by itself"
+
+
+def of_call(plan: Plan, trace: Trace) -> bool:
+    """Whether a trace is of the call that was planned: where its variables are others, its graph has changed."""
+    if plan.inputs == trace.input_specs:
+        return True
+    given, found = ([each for each in inputs if each[0] != VARIABLE] for inputs in (plan.inputs, trace.input_specs))
+    return given == found and plan.subject.rpartition(".")[2] == trace.name.rpartition(".")[2]
 
 
 def of_graph(plan: Plan, trace: Trace) -> bool:

@@ -14,7 +14,7 @@ from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps import known_moves
 from tfmem.steps.agreement import agreed, meets_others
-from tfmem.steps.given_plan import DIVIDED, NOT_DIVIDED, OTHER_INPUTS, by_plan, of_graph, require_same
+from tfmem.steps.given_plan import DIVIDED, NOT_DIVIDED, OTHER_INPUTS, by_plan, of_call, of_graph, require_same
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
@@ -136,7 +136,7 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
     _require_used(engine)
     given = engine.settings.plan
     if given is not None and trace.split is None:
-        same = given.inputs == trace.input_specs
+        same = of_call(given, trace)
         if same and not given.split:
             if not of_graph(given, trace):
                 cuts_loops(engine, trace, budget)

@@ -39,7 +39,7 @@ def so_far(state: StepState, stitches: bool) -> Report:
         return found.report
     if isinstance(state, Planning):
         return with_fusion(state.report, FusionWhy.MEANWHILE)
-    if isinstance(state, Solving):
+    if isinstance(state, Solving) or (isinstance(state, Checking) and state.search is not None):
         return solving.meanwhile(state.report)
     if isinstance(state, Improving):
         state = replace(state, report=improving.meanwhile(state.report))

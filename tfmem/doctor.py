@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -164,6 +164,15 @@ def _nvrtc(machine: Surroundings) -> Look:
     return FindingState.WORKS, str(version)
 
 
+def _can_be_written(folder: Path) -> bool:
+    """Whether a file can be made in a folder: permissions do not say so of every file system, nor to root."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
 def _cache(machine: Surroundings) -> Look:
     given = machine.options.cache_directory
     if not given:
@@ -171,7 +180,7 @@ def _cache(machine: Surroundings) -> Look:
     folder = Path(given)
     files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
     above = next(each for each in (folder, *folder.parents) if each.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK)):
+    if not _can_be_written(above):
         return FindingState.LACKS, f"{folder} cannot be written", "set TFMEM_CACHE_DIR to a folder of yours"
     if not files:
         return FindingState.WORKS, f"{folder}, empty"

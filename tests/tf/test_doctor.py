@@ -132,6 +132,13 @@ def test_a_broken_part_is_told_with_its_cure(what: str, tmp_path: Path) -> None:
     assert cure in broken.cure
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no folder in which not even root can make a file")
+def test_a_cache_is_written_to_before_it_is_said_to_work(tmp_path: Path) -> None:
+    """Root has permission in /proc, where no file can be made."""
+    broken = found(machine(tmp_path, options=Options(cache_directory="/proc/self")), "cache")
+    assert (broken.state, broken.found) == (FindingState.LACKS, "/proc/self cannot be written")
+
+
 def test_a_part_that_is_not_there_is_told_too(tmp_path: Path) -> None:
     none = machine(tmp_path, imported=importing(tensorflow=MISSING, keras=MISSING), options=Options(cache_directory=""))
     findings = list(examine(none))

@@ -373,7 +373,6 @@ def describe(
         str(buffer.tensor) for buffer in timeline.buffers if buffer.pinned_by == Reason.LIST_UNKNOWN()
     )
     unknown = [(str(buffer.tensor), buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
-    left_alone = [f"not moved: {tensor}: {reason}" for tensor, reason in (*unknown, *plan.left_alone)]
     return Report(
         graph=graph,
         device=device,
@@ -393,7 +392,8 @@ def describe(
         transfers=records,
         curve_before=tuple((names[p], int(timeline.usage[p])) for p in shown),
         curve_after=tuple((names[p], int(after[p])) for p in shown),
-        notes=(*notes, *([plan.verdict.note] if plan.verdict and plan.verdict.note else []), *left_alone),
+        notes=(*notes, *([plan.verdict.note] if plan.verdict and plan.verdict.note else [])),
+        not_moved=tuple((str(tensor), str(reason)) for tensor, reason in (*unknown, *plan.left_alone)),
         not_enforced=uncounted_lists,
         **pictured(timeline, plan.moves, plan.link, (plan.before.peak_at, plan.after.peak_at)),
     )

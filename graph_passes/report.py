@@ -184,6 +184,7 @@ class Report:
         alive_before: (tensor, bytes) in memory at the peak of the unmodified graph, largest first.
         alive_after: the same at the plan's peak.
         others: reports of the model's other functions.
+        not_moved: (tensor, reason) for the large tensors that stay in memory.
         not_enforced: lists of loops that the budget does not count: what they hold is not known before they run.
         devices: the figures of each device, where the step runs on several. Then `budget` and the peaks are those of
             one, the fullest or the one furthest over its budget; flows and transfers are those of all.
@@ -232,6 +233,7 @@ class Report:
     alive_before: tuple[tuple[str, int], ...] = ()
     alive_after: tuple[tuple[str, int], ...] = ()
     others: tuple[Report, ...] = ()
+    not_moved: tuple[tuple[str, str], ...] = ()
     not_enforced: tuple[str, ...] = ()
     devices: tuple[DeviceReport, ...] = ()
     verdict: Verdict | None = None
@@ -323,7 +325,7 @@ def _restored(name: str, value: Any) -> Any:
         return tuple(RegionRecord(region["name"], tuple(map(_step, region["steps"]))) for region in value)
     if name == "spans":
         return tuple(Span(**span) for span in value)
-    if name.startswith(("curve_", "alive_")) or name in ("not_stitched", "stalls", "kept_layers"):
+    if name.startswith(("curve_", "alive_")) or name in ("not_stitched", "not_moved", "stalls", "kept_layers"):
         return tuple((op, found) for op, found in value)
     return tuple(value) if isinstance(value, list) else value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 MOST_REASONS = 8  # that a table shows
 MOST_SPLITS = 4
 WIDTH = 100
-_NOT_MOVED = re.compile(r"not moved: (?P<tensor>\S+): (?P<why>.*)")  # a note of one tensor
 
 
 def report_text(report: Report, rows: int = 10) -> str:
@@ -35,7 +33,7 @@ def report_text(report: Report, rows: int = 10) -> str:
         _section("done", _done(report)),
         _section("not done", _not_done(report)),
         _section("details", [*_details(report), *_tables(report, rows)]),
-        _section("notes", [f"  note: {note}" for note in report.notes if not _NOT_MOVED.fullmatch(note)]),
+        _section("notes", [f"  note: {note}" for note in report.notes]),
     ]
     page = "\n".join(line for part in parts for line in part)
     return "\n\n".join([page, *(report_text(other, rows) for other in report.others)])
@@ -108,8 +106,8 @@ def _of_layers(report: Report, lines: Sequence[str]) -> list[str]:
 def _not_moved(report: Report) -> list[str]:
     """Lines with the tensors that stay in memory although they are large, together where the reason is the same."""
     tensors: dict[str, list[str]] = {}
-    for found in filter(None, map(_NOT_MOVED.fullmatch, report.notes)):
-        tensors.setdefault(found["why"], []).append(plain(found["tensor"], report.scope_suffix))
+    for tensor, why in report.not_moved:
+        tensors.setdefault(why, []).append(plain(tensor, report.scope_suffix))
     lines = []
     for why, (first, *others) in tensors.items():
         more = f" and {len(others)} more" if others else ""

@@ -113,10 +113,12 @@ def test_a_page_says_what_was_asked_done_and_not_done_in_this_order() -> None:
 
 
 def test_what_stays_in_memory_is_told_once_for_each_reason_and_in_the_users_names() -> None:
-    pieces = [f"not moved: tfmem/split_0/{piece}/resnet50_1/pool_1/MaxPool2d:0: a reason" for piece in range(4)]
+    stays = [(f"tfmem/split_0/{piece}/resnet50_1/pool_1/MaxPool2d:0", "a reason") for piece in range(4)]
     split = SplitRecord(3, 0, "resnet50_1/conv3_1/Relu", "resnet50_1/conv3_1/Add", (2, 2), "equal")
-    notes = (*pieces, "not moved: resnet50_1/pool_1/MaxPool2d:0: another", "a note")
-    text = replace(REPORT, notes=notes, splits=(split,)).to_text()
+    stays.append(("resnet50_1/pool_1/MaxPool2d:0", "another"))
+    report = replace(REPORT, notes=("a note",), not_moved=tuple(stays), splits=(split,))
+    assert Report.from_json(report.to_json()) == report
+    text = report.to_text()
     done, kept = text.index("\nnot done\n"), text.index("\ndetails\n")
     assert text[done:kept].splitlines()[2:] == [
         "  not moved   'piece 1/resnet50/pool/MaxPool2d:0' and 3 more: a reason",

@@ -268,6 +268,7 @@ def describe_replicas(
         bytes_in_predicted=sum(found.bytes_in for found in devices),
         transfers=tuple(record for report in reports for record in report.transfers),
         devices=tuple(devices),
+        not_moved=tuple(each for report in reports for each in report.not_moved),
         notes=(_TIMED if timed else _ESTIMATED, *about_split, *stays),
     )
 

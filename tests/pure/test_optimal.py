@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pulp
 import pytest
 from hypothesis import given, settings
@@ -188,6 +191,18 @@ def test_a_program_without_a_solution_is_unsolved():
     assert solved(program, relaxed=True).values == (0.5,)
     with pytest.raises(UnsolvedError, match="found no solution"):
         solved(program)
+
+
+def test_the_solver_prints_nothing():
+    """In a new process, since a C++ library may print once, and passes by `sys.stdout`."""
+    code = (
+        "from graph_passes.analysis.linear_program import LinearProgram, solved\n"
+        "program = LinearProgram()\n"
+        "program.at_most([(program.variable(1.0, 0.0, 4.0, whole=True), -1.0)], -1.5)\n"
+        "solved(program)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (found.stdout, found.stderr) == ("", "")
 
 
 def test_a_solver_that_is_out_of_time_leaves_the_greedy_plan(chain_graph, monkeypatch):

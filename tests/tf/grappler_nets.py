@@ -120,7 +120,12 @@ def gan():
     return step, (random.normal(size=(64, 16)).astype("f"), random.normal(size=(64, 32, 32, 1)).astype("f"))
 
 
-def accumulated():
+def averaged():
+    """`accumulated`, with sums of three; in which order TensorFlow adds these depends on what it can write over."""
+    return accumulated(lambda other, variable, total: (other + variable + total) / 3.0)
+
+
+def accumulated(mean=lambda other, variable, total: (other + variable) / 2.0):
     """A condition applies the gradients of two steps, with decay, and takes the mean of weights."""
     image = keras.Input((16, 16, 3))
     x = layers.Conv2D(32, 3, padding="same", activation="relu")(image)
@@ -134,7 +139,7 @@ def accumulated():
         for variable, total, other in zip(variables, sums, slow, strict=True):
             gradient = total / 2.0 / losses
             variable.assign_sub(0.05 * (gradient + 1e-3 * variable + 1e-4 * other))
-            other.assign((other + variable + total) / 3.0)
+            other.assign(mean(other, variable, total))
             total.assign(tf.zeros_like(total))
         return True
 
@@ -157,6 +162,7 @@ NETS = {
     "lstm": lstm,
     "gan": gan,
     "accumulated": accumulated,
+    "averaged": averaged,
 }
 
 

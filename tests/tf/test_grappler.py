@@ -30,10 +30,10 @@ def compare(names, onednn):
 
 @pytest.fixture(name="compared", scope="module")
 def fixture_compared():
-    return compare(NETS, onednn=False)
+    return compare((*NETS, "averaged"), onednn=False)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", [*NETS, "averaged"])
 def test_a_moved_step_runs_the_ops_that_tensorflow_would_run(name, compared):
     found = compared[name]
     theirs, ours = found["ops"]
@@ -41,7 +41,7 @@ def test_a_moved_step_runs_the_ops_that_tensorflow_would_run(name, compared):
     assert found["moves"] > 0
     if name == "lstm":  # its loop runs in pieces, so some ops are there several times
         ours, theirs = sorted(ours), sorted(theirs)
-    if name == "accumulated":  # beside a condition the dependency optimizer is off, which would drop these
+    if name in ("accumulated", "averaged"):  # beside a condition the dependency optimizer is off, which would drop these
         assert ours.pop("ShapeN") == 2
     assert ours == theirs
 

@@ -142,7 +142,7 @@ def build_timeline(
 
 
 def priced(timeline: Timeline, graph: Graph, costs: CostModel) -> Timeline:
-    """The same buffers, chains and turn under other costs, on which none of these depends."""
+    """Put costs on the steps of a timeline; its buffers, chains and turn do not depend on them."""
     steps = tuple(
         ScheduledOp(step.node, costs.seconds(graph, graph[step.node]), costs.workspace(graph, graph[step.node]))
         for step in timeline.steps

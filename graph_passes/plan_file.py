@@ -156,14 +156,14 @@ class Plan:
         ]
         for record in () if self.report is None else named_splits(self.report):
             line = f"  split       {record}"
-            lines += textwrap.wrap(line, 100, subsequent_indent=" " * 14, break_on_hyphens=False)
+            lines += _wrapped(line)
         if self.max_batch is not None:
             more = self.max_batch_whole is not None and self.max_batch > self.max_batch_whole
             split = f" with parts split along the batch, {self.max_batch_whole} with nothing split" if more else ""
             lines.append(f"  max batch   {self.max_batch}{split}")
         for note in self.notes:
             line = f"  note        {note}"
-            lines += textwrap.wrap(line, 100, subsequent_indent=" " * 14, break_on_hyphens=False)
+            lines += _wrapped(line)
         if self.curve:
             lines += ["", "  budget        step", *map(self._bar, self.curve)]
         return "\n".join(lines)
@@ -277,7 +277,7 @@ def diff(old: Plan, new: Plan) -> str:
             ("budget", size(old.budget), size(new.budget)),
             ("peak", size(old.peak), size(new.peak)),
             ("unmodified", size(old.peak_before), size(new.peak_before)),
-            ("seconds", _time(old.seconds), _time(new.seconds)),
+            ("step time", _time(old.seconds), _time(new.seconds)),
             ("smallest", size(old.smallest_budget), size(new.smallest_budget)),
         )
         if before != after
@@ -292,7 +292,11 @@ def diff(old: Plan, new: Plan) -> str:
     ):
         if names:
             lines.append(f"  {label:<12}{many(len(names), 'tensor')} ({_some(names)})")
-    return "\n".join(lines) or "the plans are equal"
+    return "\n".join(row for line in lines for row in _wrapped(line)) or "the plans are equal"
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, 100, subsequent_indent=" " * 14, break_on_hyphens=False)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -106,6 +106,10 @@ def test_a_diff_names_what_differs() -> None:
     assert "  stays now   1 tensor (b:0)" in lines
     assert "  differs     1 tensor (a:0)" in lines
     assert diff(PLAN, PLAN) == "the plans are equal"
+    ops = tuple((f"gradient_tape/model/layer_{number}/MatMul", "1") for number in range(9))
+    lines = diff(PLAN, replace(PLAN, seconds=2 * PLAN.seconds, ops=ops)).splitlines()
+    assert any(line.startswith("  step time   ") for line in lines)
+    assert max(map(len, lines)) <= 100
 
 
 @dataclass(frozen=True)

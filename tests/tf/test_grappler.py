@@ -41,7 +41,7 @@ def test_a_moved_step_runs_the_ops_that_tensorflow_would_run(name, compared):
     assert found["moves"] > 0
     if name == "lstm":  # its loop runs in pieces, so some ops are there several times
         ours, theirs = sorted(ours), sorted(theirs)
-    if name in ("accumulated", "averaged"):  # beside a condition the dependency optimizer is off, which would drop these
+    if name in ("accumulated", "averaged"):  # no dependency optimizer beside a condition: it would drop these
         assert ours.pop("ShapeN") == 2
     assert ours == theirs
 

@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command_line("offload.predicted", __doc__)
     parser.add_argument("--nets", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--device", choices=devices.profiles(), default="h100")
+    parser.add_argument("--slower", type=float, default=1.0, help="times the roofline's that ops take (1)")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/offload_predicted.json")
     parser.add_argument("--document", type=Path, help="where to write the table from the results")
     options = parser.parse_args(arguments)
@@ -56,14 +57,15 @@ def main(arguments: list[str] | None = None) -> int:
         step = traced.traced(net).step()
         timeline = step.timeline(traced.costs(options.device))
         profile = devices.load(options.device)
-        rows = predicted(step, timeline, Link(profile.offload, profile.prefetch))
+        link = Link(options.slower * profile.offload, options.slower * profile.prefetch)  # beside ops as they are
+        rows = predicted(step, timeline, link)
         results["cases"][net] = {
             "commit": commit(),
             "device": options.device,
             "batch": NETWORKS[net].batch,
             "ops": len(step.order),
             "peak": timeline.peak,
-            "milliseconds": round(1e3 * timeline.moments[-1], 1),
+            "milliseconds": round(1e3 * options.slower * timeline.moments[-1], 1),
             "rows": rows,
         }
         save(results, options.output)

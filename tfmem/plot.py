@@ -5,6 +5,7 @@ without pyplot: no display, no global state."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,17 +108,25 @@ def plot_plan(plan: Plan, path: str | Path) -> Path:
     return Path(path)
 
 
+def require_matplotlib() -> None:
+    """
+    Raises:
+        PlotError: matplotlib is missing.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PlotError("drawing needs matplotlib, which is not installed: pip install 'tfmem[plot]'")
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that renders to files only.
 
     Raises:
         PlotError: matplotlib is missing.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError("drawing needs matplotlib, which is not installed: pip install 'tfmem[plot]'") from error
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

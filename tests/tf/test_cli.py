@@ -1,6 +1,7 @@
 """Commands that need TensorFlow: `devices`, and `optimize` from one SavedModel to another."""
 
 import json
+import sys
 from pathlib import Path
 
 import keras
@@ -139,6 +140,14 @@ def test_plan_and_profile_a_model_of_a_program(tmp_path, monkeypatch, capsys):
     assert "has no 'network'; there are: keras, model" in capsys.readouterr().err
     assert cli.main(["plan", "nothing"]) == 1
     assert "expected a SavedModel, a .keras file, or module:name" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_planning(monkeypatch, capsys):
+    assert cli.main(["plan", "nothing", "--no-curve", "--plot", "curve.png"]) == 2
+    assert "--plot draws the curve that --no-curve leaves out" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["plan", "nothing", "--plot", "curve.png"]) == 1
+    assert "pip install 'tfmem[plot]'" in capsys.readouterr().err
 
 
 def test_doctor_says_what_works(capsys):

@@ -11,6 +11,7 @@ from typing import Any
 from graph_passes.plan_file import Plan, diff
 from tfmem.cli.output import UsageError, print_json, print_table
 from tfmem.cli.sources import FORMS, model_of
+from tfmem.plot import plot_plan, require_matplotlib
 from tfmem.quiet import start_tensorflow
 from tfmem.runtime.progress import shown
 
@@ -47,6 +48,10 @@ def _plan(options: argparse.Namespace) -> int:
         return _diff(Path(options.source[1]), Path(options.source[2]), options.json)
     if len(options.source) != 1:
         raise UsageError(f"found {len(options.source)} models, expected one: {', '.join(options.source)}")
+    if options.plot:  # wrong before minutes of planning, not after
+        if options.no_curve:
+            raise UsageError("--plot draws the curve that --no-curve leaves out: pass one of them")
+        require_matplotlib()
     with shown(True, lambda: "starting TensorFlow"):
         start_tensorflow()
         from tfmem.planner import plan
@@ -62,11 +67,9 @@ def _plan(options: argparse.Namespace) -> int:
     )
     if options.output:
         options.output.write_text(found.to_json())
-    if options.plot:
-        from tfmem.plot import plot_plan
-
-        plot_plan(found, options.plot)
     print(found.to_json() if options.json else found)
+    if options.plot:
+        plot_plan(found, options.plot)
     for written in filter(None, (options.output, options.plot)):
         print(f"wrote {written}", file=sys.stderr)
     return 0 if found.feasible else NO_FIT

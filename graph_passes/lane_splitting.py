@@ -4,7 +4,8 @@
     lane of GPU:1    f1 f1 | f1 f1 -> sum1 -> c1 -> update      and run once in each step, as without pieces
 
 A piece has ops of one lane, and waits for that lane alone: so no edge that is added joins two lanes. Replicas are one
-program, so all lanes have as many pieces, or none has any.
+program, so their lanes have as many pieces, or none has any. A lane without collectives is no replica, and stays whole:
+the host's beside GPUs, which reads data.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import replace
 
 from custom_ops.background import go_on
 from graph_passes.analysis.memory.timeline import Timeline
-from graph_passes.analysis.peers import meetings, waits_for_itself
+from graph_passes.analysis.peers import meeting_nodes, meetings, waits_for_itself
 from graph_passes.errors import GraphError, InfeasibleBudgetError
+from graph_passes.graph.ir import Graph
 from graph_passes.graph.order import is_acyclic
-from graph_passes.passes.offload.lanes import LanePlan, Pool, lane_shares, plan_lanes
+from graph_passes.passes.offload.lanes import LanePlan, LaneShare, Pool, lane_shares, plan_lanes
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import LARGE, SplitEstimate, SplitLane, SplitNeeds
@@ -45,7 +47,7 @@ def split_lanes(
         default: the device of ops that name none.
         options: of the memory plans.
         rate: see `split_step`.
-        known: of each lane the division that another worker chose: this one, or none; () to choose one.
+        known: of each replica's lane the division that another worker chose: this one, or none; () to choose one.
     """
     if options.split == "never":
         return Reason.SPLIT_NEVER()
@@ -55,11 +57,13 @@ def split_lanes(
         return Reason.SPLIT_SHARED(detail=str(error))
     timeline = timeline_of(step)
     shares = lane_shares(step.graph, timeline, pools, default)
-    full = next((lane for lane in shares if lane.budget <= lane.timeline.base), None)
+    replicas = _replicas(step.graph, shares)
+    full = next((lane for lane in replicas if lane.budget <= lane.timeline.base), None)
     if full is not None:
         why = Reason.SPLIT_BASE(base=f"{full.timeline.base:,}")
         return Reason.SPLIT_DEVICE(device=full.device, why=str(why))
-    budget = min(pool.planned_budget for pool in pools)
+    budget = min(lane.pool.planned_budget for lane in replicas)
+    devices = {lane.device for lane in replicas}
 
     def trial(plan: SplitPlan) -> SplitEstimate:
         go_on()
@@ -73,13 +77,13 @@ def split_lanes(
             )
         except InfeasibleBudgetError as error:
             return SplitEstimate(error.least)
-        return SplitEstimate(
-            round(budget * max(map(_needed, planned))), max(each.plan.after.seconds for each in planned)
-        )
+        split = [each for each in planned if each.device in devices]
+        return SplitEstimate(round(budget * max(map(_needed, split))), max(each.plan.after.seconds for each in split))
 
-    seconds = max(float(lane.timeline.begins[-1]) for lane in shares)
+    seconds = max(float(lane.timeline.begins[-1]) for lane in replicas)
     lanes = [
-        SplitLane(lane.timeline.turn, over_budget(lane.timeline, lane.budget, options), lane.device) for lane in shares
+        SplitLane(lane.timeline.turn, over_budget(lane.timeline, lane.budget, options), lane.device)
+        for lane in replicas
     ]
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
     needs = SplitNeeds(step.order, step.fetches, lanes, budget, trial, faster_than, known, only=bool(known))
@@ -88,6 +92,12 @@ def split_lanes(
         return found
     peaks = {lane.device: lane.timeline.peak for lane in shares}
     return replace(found, peak_before=max(peaks.values()), seconds_before=seconds, peaks_before=peaks)
+
+
+def _replicas(graph: Graph, shares: Sequence[LaneShare]) -> Sequence[LaneShare]:
+    """The lanes with collectives; all of them where none has any."""
+    meet = {graph[name].device for name in meeting_nodes(graph)}
+    return [lane for lane in shares if lane.device in meet] or shares
 
 
 def _needed(lane: LanePlan) -> float:

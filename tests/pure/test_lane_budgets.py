@@ -10,6 +10,7 @@ from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.offload.lanes import LanePlan, Pool, plan_lanes, tighter_margins
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.pipeline import Step
@@ -52,6 +53,39 @@ def test_devices_of_one_allocator_share_its_budget() -> None:
     found = plans(whole)
     assert all(each.plan.moves for each in found)
     assert sum(each.plan.after.peak for each in found) <= round(0.8 * 2 * peak())
+
+
+def with_host(graph: Graph) -> tuple[Graph, str]:
+    """The graph with two ops of one number on the CPU of its GPUs, and that CPU."""
+    host = device(0).replace("GPU", "CPU")
+    nodes = [
+        Node("read", "Range", device=host, outputs=1),
+        Node("use", "Consume", [TensorId("read")], device=host, stateful=True),
+    ]
+    specs = {**graph.specs, TensorId("read"): TensorSpec("float32", 4, (1,))}
+    return Graph([*nodes, *graph], specs, graph.constants), host
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6])
+def test_a_device_that_takes_little_is_never_short_of_it(share: float) -> None:
+    """A share of four bytes in proportion would be too little for them."""
+    graph, host = with_host(training_step(NET))
+    step = Step.read(graph)
+    whole = Pool("CPU:0", (host, device(0), device(1)), round(share * 2 * peak()))
+    found = plan_lanes(graph, step.timeline(Roofline(load("unit"))), [whole], device(0), OPTIONS)
+    assert [each.device for each in found if each.plan.moves] == [device(0), device(1)]
+    assert sum(each.plan.after.peak for each in found) <= (whole.budget or 0)
+
+
+@pytest.mark.parametrize("in_use", [0, 100_000])
+def test_the_budget_that_an_error_names_is_enough(in_use: int) -> None:
+    """Also where what is in use before the step exceeds the budget."""
+    graph, host = with_host(training_step(NET))
+    whole = Pool("CPU:0", (host, device(0), device(1)), 100, in_use=in_use)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        plan_lanes(graph, Step.read(graph).timeline(Roofline(load("unit"))), [whole], device(0), OPTIONS)
+    enough = replace(whole, budget=caught.value.smallest_budget)
+    assert plan_lanes(graph, Step.read(graph).timeline(Roofline(load("unit"))), [enough], device(0), OPTIONS)
 
 
 def test_a_device_that_no_plan_fits_is_named() -> None:

@@ -233,6 +233,24 @@ def test_pieces_of_another_worker_that_cannot_run_here_are_refused() -> None:
     assert refused.reason is Reason.SPLIT_OVER
 
 
+@pytest.mark.parametrize("numbers", [0, 1000])
+def test_the_host_beside_replicas_stays_whole(numbers: int) -> None:
+    """It reads data, and has no budget where the replicas are GPUs; it may hold nothing while the step runs."""
+    graph, host = batched_step(NET, WIDE), device(0).replace("GPU", "CPU")
+    budget = refused_below(graph) - 1
+    nodes = [Node("read", "Range" if numbers else "NoOp", device=host, outputs=min(1, numbers))]
+    if numbers:
+        nodes.append(Node("keep", "Consume", [TensorId("read")], device=host, stateful=True))
+    specs = {**graph.specs, TensorId("read"): TensorSpec("float32", 4, (numbers,))}
+    graph = Graph([*nodes, *graph], specs, graph.constants)
+    pools = [Pool(f"GPU:{lane}", (device(lane),), budget) for lane in range(2)]
+    pools.append(Pool("CPU", (host,), None, in_use=1 << 20))
+    step = Step.read(graph, fetches=[TensorId("losses")])
+    found = split_lanes(step, lambda each: each.timeline(UNIT), pools, device(0), OPTIONS)
+    assert isinstance(found, SplitStep), found
+    assert {graph[region.members[0]].device for region in found.plan.regions} == {device(0), device(1)}
+
+
 def test_if_one_device_cannot_be_split_none_is() -> None:
     graph = batched_step(NET, WIDE)
     budget = refused_below(graph) - 1

@@ -162,6 +162,28 @@ def loops_without_draws() -> None:
     replicas_in_pieces("")
 
 
+def loops_that_read_their_data() -> None:
+    """The step takes a batch from a distributed iterator itself."""
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(ROWS, drop_remainder=True).repeat()
+
+    def reading(net: Net) -> Any:
+        batches = iter(mirrored().experimental_distribute_dataset(data))
+        return lambda: net.in_all(*next(batches))
+
+    plain, ours = Net(), Net()
+    expected = losses(tf.function(reading(plain), autograph=False), ())
+
+    def run(size: int, **options: Any) -> Any:
+        step = optimized(tf.autograph.experimental.do_not_convert(reading(Net())), size, **options)
+        step()
+        return step
+
+    budget = refused_at(0.5, run)
+    step = optimized(tf.autograph.experimental.do_not_convert(reading(ours)), budget)
+    close(losses(step, ()), expected)
+    require_split(tfmem.report(step), budget)
+
+
 def stateful_draws_are_those_of_the_unmodified_step() -> None:
     replicas_in_pieces("stateful")
 
@@ -304,6 +326,7 @@ CASES = {
     ),
     "faster": (pieces_that_are_faster_stay, pieces_that_are_not_faster_go, pieces_that_fail_go),
     "draws": (stateless_draws_are_those_of_the_unmodified_step, generators_are_those_of_the_unmodified_step),
+    "data": (loops_that_read_their_data,),
     "keras": (models_of_keras_train,),
     "tf_keras": (models_of_tf_keras_train,),
 }

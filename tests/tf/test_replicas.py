@@ -32,7 +32,7 @@ def test_plans_are_compared_by_steps_of_all_replicas() -> None:
 
 
 @pytest.mark.timeout(520)
-@pytest.mark.parametrize("cases", ["loops", "faster", *long("draws", "keras", "tf_keras")])
+@pytest.mark.parametrize("cases", ["loops", "faster", *long("data", "draws", "keras", "tf_keras")])
 def test_two_replicas_in_pieces_of_the_batch(cases: str) -> None:
     require_equal("in_replicas_splits", cases)
 

@@ -183,6 +183,28 @@ def test_a_net_whose_largest_op_exceeds_the_budget_trains(
     assert not held.bit_equal
 
 
+def test_a_step_that_reads_its_data_trains(new_net: Any, library: Any, smallest: Any) -> None:
+    """Each call takes one batch of an iterator, whatever is tried meanwhile."""
+
+    def reading(net: Any) -> Any:
+        x, y = images(64)
+        scaled = tf.data.Dataset.range(1, 1000).map(lambda turn: (x / tf.cast(turn, tf.float32), y))
+        batches = iter(scaled)
+        return lambda: net.step(*next(batches))
+
+    expected, ours = losses(tf.function(reading(new_net())), ()), new_net()
+
+    def within(size: int, **options: Any) -> Any:
+        offload = tfmem.OffloadOptions(**options)
+        step = tf.function(reading(ours), autograph=False)
+        return tfmem.optimize(step, memory_budget=size, offload=offload, cache_directory="")
+
+    least = smallest(lambda size: within(size, split="never")())
+    step = within(in_use() + int(0.7 * (least - in_use())))
+    close(losses(step, ()), expected, 1e-4)
+    assert tfmem.report(step).splits
+
+
 @pytest.mark.long
 def test_random_streams_are_those_of_the_unmodified_step(new_net: Any, library: Any) -> None:
     net, other, arguments = new_net(), new_net(), images(64)

@@ -68,13 +68,19 @@ class Program:
         shape: tuple[int, ...] = (64, 32, 32, 2),
         batch: int | None = 64,
         resource: bool = True,
+        reads: bool = False,
     ) -> None:
         draw, self.graph = np.random.default_rng(0), tf.Graph()
         self.fed = {"x:0": draw.normal(size=shape).astype("float32"), "y:0": np.arange(shape[0]) % 5}
         with self.graph.as_default():
             v1.set_random_seed(7)
-            x = v1.placeholder(tf.float32, [batch, *shape[1:]], name="x")
-            y = v1.placeholder(tf.int64, [batch], name="y")
+            if reads:  # an iterator, in an order that differs from step to step
+                data = tf.data.Dataset.from_tensor_slices(tuple(self.fed.values())).shuffle(shape[0], seed=1).repeat()
+                x, y = v1.data.make_one_shot_iterator(data.batch(shape[0], drop_remainder=True)).get_next()
+                self.fed = {}
+            else:
+                x = v1.placeholder(tf.float32, [batch, *shape[1:]], name="x")
+                y = v1.placeholder(tf.int64, [batch], name="y")
             logits = tf.identity(net(x, resource), name="logits")
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits), name="loss")
             tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.float32), name="right")
@@ -130,6 +136,7 @@ CASES = {
     "reference variables": ((convolutions, MOMENTUM, (64, 32, 32, 2), 64, False), 3),
     "odd batch": ((convolutions, SGD, (61, 32, 32, 2), 61), 4),
     "dense": ((dense, SGD, (4096, 4, 4, 4), 4096), 90),
+    "iterator": ((convolutions, SGD, (64, 32, 32, 2), 64, True, True), 4),
 }
 NAMED = ("loss", "right", "logits", "train")
 

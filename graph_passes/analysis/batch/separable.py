@@ -1,6 +1,6 @@
 """Which ops of a step can work on a piece of the batch, and regions of them that can run piece by piece.
 
-feeds            inputs with the batch as first dimension start the labels
+sources          inputs, and what iterators give, with the batch as first dimension start the labels
 separable        in the schedule's order, the rule of each op whose input depends on the batch
 convex           of a stretch of the schedule, the separable ops from which no path leads out and back in:
 batch norm's statistics, or a mean of the batch that other ops read, are such a path
@@ -19,6 +19,8 @@ from graph_passes.graph.ops import PRODUCTS
 from graph_passes.refusals import Refusal
 
 _FEEDS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_DeviceArg"})
+_READ = frozenset({"IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue", "QueueDequeueManyV2"})  # by the step
+_SOURCES = _FEEDS | _READ
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +55,12 @@ class Separable:
 
 
 def batches(graph: Graph) -> list[int]:
-    """Sizes that the first dimension of inputs has, those of the largest inputs first."""
+    """Sizes that the first dimension of sources has, those of the largest sources first."""
     found: Counter[int] = Counter()
-    for node in graph:
-        sizes = graph.sizes(TensorId(node.name)) if node.op in _FEEDS else None
-        if sizes and sizes[0] > 1 and graph.specs[TensorId(node.name)].dtype != "resource":
-            found[sizes[0]] += graph.nbytes(TensorId(node.name))
+    for tensor in (tensor for node in graph if node.op in _SOURCES for tensor in graph.tensors(node)):
+        sizes = graph.sizes(tensor)
+        if sizes and sizes[0] > 1 and graph.specs[tensor].dtype != "resource":
+            found[sizes[0]] += graph.nbytes(tensor)
     return [size for size, _ in found.most_common()]
 
 
@@ -85,10 +87,9 @@ def separable(
     refused: dict[str, Refusal] = {}
     for name in order:
         node = graph[name]
-        if node.op in _FEEDS:
-            sizes = graph.sizes(TensorId(name))
-            if sizes and sizes[0] == batch:
-                labels[TensorId(name)] = Rows(0)
+        if node.op in _SOURCES:
+            sized = ((tensor, graph.sizes(tensor)) for tensor in graph.tensors(node))
+            labels.update({tensor: Rows(0) for tensor, sizes in sized if sizes and sizes[0] == batch})
             continue
         given = [label if isinstance(label := labels.get(tensor), Rows) else None for tensor in node.inputs]
         if not any(given) or (device and not _is_local(graph, node, device)):
@@ -107,10 +108,10 @@ def separable(
 
 
 def _is_local(graph: Graph, node: Node, device: str) -> bool:
-    """Whether an op runs on the device, and each of its pieces would wait for that device alone. Where an input of the
-    step is does not matter."""
+    """Whether an op runs on the device, and each of its pieces would wait for that device alone. Where a source is
+    does not matter."""
     before = (graph[name] for name in graph.predecessors(node))
-    return node.device == device and all(each.op in _FEEDS or each.device in (device, "") for each in before)
+    return node.device == device and all(each.op in _SOURCES or each.device in (device, "") for each in before)
 
 
 def _asked(graph: Graph, node: Node, batch: int, labels: Sequence[Rows | None]) -> Separation:

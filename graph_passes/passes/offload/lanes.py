@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from graph_passes.analysis.memory import roles
 from graph_passes.analysis.memory.lane_timeline import held_by, lane_of
@@ -23,6 +24,7 @@ from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.offload.plan import How, OffloadPlan, plan_offload
 
 _UNIT = Link(1.0, 1.0)
+_LITTLE = 64  # part of its pool's memory up to which a lane gets all that it would take
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +79,14 @@ class LaneShare:
         timeline: of the lane.
         budget: bytes of its pool's budget.
         pool: the memory that its tensors are in.
+        part: of each byte more in its pool's budget, what the lane would get.
     """
 
     device: str
     timeline: Timeline
     budget: int
     pool: Pool
+    part: float = 1.0
 
 
 def pools_of(graph: Graph, pool: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
@@ -134,7 +138,7 @@ def plan_lanes(
                 ),
             )
         except InfeasibleBudgetError as error:
-            raise _of_pool(error, device, pool, lane.budget) from error
+            raise _of_pool(error, lane) from error
         found.append(LanePlan(device, part, plan, pool))
     return tuple(found)
 
@@ -147,8 +151,12 @@ def lane_shares(graph: Graph, timeline: Timeline, pools: Sequence[Pool], default
         own = {device: held_by(graph, device, default) for device in pool.devices}
         own[pool.devices[0]] += max(0, pool.in_use - sum(own.values()))  # what else the process holds
         parts = {device: replace(part, base=own[device]) for device, part in parts.items()}
-        share = _shares({device: part.peak for device, part in parts.items()}, own, pool.planned_budget)
-        found += [LaneShare(device, part, share[device], pool) for device, part in parts.items()]
+        wanted = {device: part.peak - own[device] for device, part in parts.items()}
+        gets = _parts_of(wanted, pool.planned_budget - sum(own.values()))
+        found += [
+            LaneShare(device, part, own[device] + gets[device][0], pool, gets[device][1])
+            for device, part in parts.items()
+        ]
     return tuple(found)
 
 
@@ -169,12 +177,15 @@ def tighter_margins(plans: Sequence[LanePlan], over: Mapping[str, int]) -> dict[
     }
 
 
-def _of_pool(error: InfeasibleBudgetError, device: str, pool: Pool, share: int) -> InfeasibleBudgetError:
+def _of_pool(error: InfeasibleBudgetError, lane: LaneShare) -> InfeasibleBudgetError:
     """What a user can do about a lane without a plan: the budget is that of the whole pool."""
+    device, pool, share = lane.device, lane.pool, lane.budget
     if len(pool.devices) == 1:
         return InfeasibleBudgetError(f"on {device}: {error}", error.smallest_budget, error.op, error.least)
-    scale = pool.planned_budget / max(1, share)
-    smallest, least = round(scale * error.smallest_budget), round(scale * error.least)
+    part = lane.part or 1.0
+    smallest, least = (
+        pool.planned_budget + ceil((needed - share) / part) for needed in (error.smallest_budget, error.least)
+    )
     return InfeasibleBudgetError(
         f"memory_budget is {pool.planned_budget:,} bytes for the {len(pool.devices)} devices of one allocator, so "
         f"{device} may use {share:,}; with every candidate tensor moved out it still needs between {error.least:,} and "
@@ -186,8 +197,13 @@ def _of_pool(error: InfeasibleBudgetError, device: str, pool: Pool, share: int) 
     )
 
 
-def _shares(peaks: Mapping[str, int], base: Mapping[str, int], budget: int) -> dict[str, int]:
-    """Bytes for each lane: what it holds anyway, and of the rest as much as it would take of it without a plan."""
-    wanted = {device: peak - base[device] for device, peak in peaks.items()}
-    rest, total = budget - sum(base.values()), max(1, sum(wanted.values()))
-    return {device: base[device] + rest * wanted[device] // total for device in peaks}
+def _parts_of(wanted: Mapping[str, int], rest: int) -> dict[str, tuple[int, float]]:
+    """What each lane gets of the `rest` of a pool, and the part that it would get of each byte more: in proportion to
+    what it would take without a plan. A lane that would take little gets all of that: hardly any tensor could move."""
+    little = {device for device, nbytes in wanted.items() if nbytes * _LITTLE <= rest}
+    rest -= sum(wanted[device] for device in little)
+    total = max(1, sum(nbytes for device, nbytes in wanted.items() if device not in little))
+    return {
+        device: (nbytes, 1.0) if device in little else (rest * nbytes // total, nbytes / total)
+        for device, nbytes in wanted.items()
+    }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.tf.optimized_runs import SPARE, bits
 from tests.tf.test_step_machine import step_in
 from tfmem.steps import job, solving
 from tfmem.steps.phases import Phase
+from tfmem.steps.trials import Trial
 from tfmem.steps.work import Work
 
 CALLS = 30  # at most
@@ -103,3 +105,49 @@ def test_after_a_fault_of_the_thread_the_first_plan_stays(trained: Any, monkeypa
         step, phases = trained()
     assert phases[-2:] == [Phase.SOLVING, Phase.SETTLED]
     assert any("the plan of `hybrid` stays" in str(note) for note in step.report.notes)
+
+
+@dataclass(frozen=True)
+class State:
+    """What `solving` reads of a state."""
+
+    search: Any
+    work: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Search:
+    """What `solving` reads of a search."""
+
+    trials: tuple[Trial, ...]
+    solved: int = 1
+
+
+@pytest.mark.parametrize(
+    ("is_gpu", "solved", "expected"), [(True, 1, 85), (True, 2, 85), (False, 1, 90), (False, 2, 85)]
+)
+def test_after_a_trial_over_the_budget_less_is_solved_for(
+    is_gpu: bool, solved: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU no op is known to have taken more, so the same budget would give the same plan."""
+    monkeypatch.setattr(solving, "_work", lambda _, search, budget: budget)
+    of: Any = SimpleNamespace(is_gpu=is_gpu, limit=100)
+    plan: Any = SimpleNamespace(budget=90)
+    over: Any = SimpleNamespace(plan=plan, seen=SimpleNamespace(peak=105, step_seconds=1.0))
+    state: Any = State(Search((over,), solved))
+    assert solving.judged(of, state, state).state.work == expected
+
+
+@pytest.mark.parametrize(("peaks", "expected"), [((), 98), ((103, 110), 97), ((99,), 98)])
+def test_a_gpu_solves_for_what_trials_left(
+    peaks: tuple[int, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solving, "_work", lambda _, search, budget: budget)
+    monkeypatch.setattr(solving, "Solving", SimpleNamespace)
+    of: Any = SimpleNamespace(is_gpu=True, limit=100)
+    trials: Any = tuple(SimpleNamespace(plan=SimpleNamespace(budget=100), seen=SimpleNamespace(peak=p)) for p in peaks)
+    state: Any = SimpleNamespace(function=None, report=None, notes=(), kept=())
+    plan: Any = SimpleNamespace(budget=98)
+    found: Any = solving.begun(of, state, Search(trials), plan).state  # type: ignore[arg-type]
+    assert found.work == expected

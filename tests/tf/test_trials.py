@@ -16,7 +16,7 @@ from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import How, OffloadPlan, plan_offload
 from graph_passes.report import ORDERED, ORDERED_OVER, Report
-from tfmem.steps.trials import GPU_TRIALS, Plans, Trial, best_trial, checked, judged
+from tfmem.steps.trials import GPU_TRIALS, Plans, Trial, best_trial, checked, judged, less_than
 
 GIB = 1 << 30
 
@@ -210,6 +210,20 @@ def test_a_gpu_tries_plans_until_one_is_no_faster():
     assert not left(2.0, 2.0)
     assert not left(*(float(GPU_TRIALS - done) for done in range(GPU_TRIALS)))
     assert not left(0.26)  # as predicted
+
+
+def test_a_gpu_plans_for_less_by_what_a_trial_was_over():
+    """Also after a trial that was slower, for none may stay."""
+    timeline, engine, budget = chain(), FakeEngine(64 * GIB), 5 * GIB
+    over = GIB + GIB // 2
+    for seconds in ((2.0,), (2.0, 3.0)):
+        trials = [trial(budget, budget + over, each) for each in seconds]
+        plans = list(remaining(engine, timeline, budget, trials, engine.room))
+        assert plans
+        assert all(plan.after.peak <= budget - over for plan in plans)
+    assert less_than(trial(budget - GIB, budget + over, 1.0), budget) == budget - GIB - over
+    assert less_than(trial(budget - GIB, budget - GIB, 1.0), budget) == budget - GIB
+    assert less_than(trial(budget + GIB, budget - GIB, 1.0), budget) == budget
 
 
 def test_where_no_plan_finds_room_the_one_that_ran_is_made_faster():

@@ -18,14 +18,20 @@ from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.settling import left, probed, settle_trial
 from tfmem.steps.states import Checking, PlanSearch, Probed, Solving, StepState, Trying
-from tfmem.steps.trials import AS_PREDICTED, CPU_RETRIES
+from tfmem.steps.trials import AS_PREDICTED, CPU_RETRIES, less_than
 from tfmem.steps.work import Work
 
 MEANWHILE = "an integer program for a faster plan is being solved; until then the plan of `hybrid` runs"
 
 
 def begun(job: Job, state: Checking, search: PlanSearch, plan: OffloadPlan) -> Transition[StepState]:
-    """A thread solves the program for the budget that `plan` was made for, once the step has run again."""
+    """A thread solves the program for the budget that `plan` was made for, once the step has run again.
+
+    On a GPU less is planned for by what each trial took beyond its budget, or the solver's plan would do so, too.
+    """
+    budget = min(job.limit, plan.budget)
+    if job.is_gpu and search.trials:
+        budget = min(budget, max(less_than(trial, job.limit) for trial in search.trials))
     return Transition(
         Event.SOLVES,
         Solving(
@@ -35,7 +41,7 @@ def begun(job: Job, state: Checking, search: PlanSearch, plan: OffloadPlan) -> T
             kept=state.kept,
             search=search,
             plan=plan,
-            work=_work(job, search, min(job.limit, plan.budget)),
+            work=_work(job, search, budget),
         ),
     )
 
@@ -76,8 +82,8 @@ def judged(job: Job, state: Probed, stays: Solving) -> Transition[StepState]:
         return settle_trial(job, state, search.timeline, trial)
     if search.solved >= CPU_RETRIES:
         return _stays(job, stays)
-    # The timeline shows by now where the first trial took more. A second one that did took more elsewhere.
-    budget = trial.plan.budget - (over if search.solved > 1 else 0)
+    # A CPU's timeline shows by now where the first trial took more. A second one that did took more elsewhere.
+    budget = less_than(trial, job.limit) if job.is_gpu or search.solved > 1 else trial.plan.budget
     return Transition(Event.SOLVES, replace(stays, search=search, work=_work(job, search, budget)))
 
 

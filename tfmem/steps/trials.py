@@ -114,10 +114,13 @@ class Plans:
         """
         times = [trial.seen.step_seconds for trial in trials]
         if self.room is not None:
-            helped = len(times) < 2 or times[-1] <= 0.99 * min(times[:-1])
+            met = any(trial.seen.peak <= self.budget for trial in trials)
+            helped = len(times) < 2 or not met or times[-1] <= 0.99 * min(times[:-1])
             if len(times) < GPU_TRIALS and helped and not self._is_as_predicted(trials):
                 ran = thinned(self.timeline, first, self.room)
-                yield from self.falling(self.room, [ran])
+                budget = self.budget if met or not trials else less_than(trials[-1], self.budget)
+                also = [ran] if not trials or ran.after.peak <= budget else []
+                yield from replace(self, budget=budget).falling(self.room, also)
                 if not times:
                     yield ran  # even if it finds no room on paper
             if (self.timeline.usage - self.timeline.workspace).max() <= self.budget:
@@ -252,6 +255,12 @@ class Plans:
                     yield self.make(budget=budget, room=room, padded=False, effort=effort)
             if any(move.recomputed for move in found.moves):
                 yield self.make(budget=budget, room=room, copied=True)
+
+
+def less_than(trial: Trial, budget: int) -> int:
+    """What to plan for on a GPU after a trial that took more than `budget`, and so more than it was made for: an
+    allocator's chunks are larger than what lies in them, and where depends on the plan."""
+    return min(budget, trial.plan.budget) - max(0, trial.seen.peak - budget)
 
 
 def _effort(number: int, first: bool) -> Effort:

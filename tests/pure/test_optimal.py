@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pulp
 import pytest
@@ -19,9 +20,11 @@ from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.passes.offload import optimal
 from graph_passes.passes.offload.check import faults
+from graph_passes.passes.offload.copy_order import GAIN
 from graph_passes.passes.offload.joint import Joint, JointProgram
 from graph_passes.passes.offload.options import Effort, OffloadOptions
-from graph_passes.passes.offload.plan import OffloadPlan
+from graph_passes.passes.offload.plan import How, OffloadPlan, movable
+from graph_passes.passes.offload.selection import Selection
 from graph_passes.report import Report
 from tests.chain_nets import nets
 from tests.tiers import examples
@@ -85,6 +88,21 @@ def test_a_larger_budget_never_predicts_a_slower_step(graph, shares, link):
         known.append(plan)
         times.append(plan.after.seconds)
     assert times == sorted(times, reverse=True)
+
+
+@settings(max_examples=examples(60))
+@given(graph=nets(), share=st.floats(0.3, 0.95), link=st.sampled_from(LINKS))
+def test_no_chain_is_left_in_place_of_which_a_copy_takes_less_time(graph, share, link):
+    timeline = read(graph)[1]
+    gaps = tuple(movable(timeline, OPTIMAL, How()))
+    search = optimal._Search(timeline, gaps, link, int(share * timeline.peak), OPTIMAL, True)
+    chains = frozenset(gap for gap in gaps if timeline.chain(gap) is not None)
+    found = search.copying(search.ordered(Selection(gaps, chains))).selection
+    seconds = search.ordered(found).seconds
+    assert all(
+        search.ordered(replace(found, again=found.again - {gap})).seconds >= seconds - GAIN * timeline.moments[-1]
+        for gap in found.again
+    )
 
 
 @settings(max_examples=examples(20))

@@ -3,6 +3,7 @@
     greedy        what `hybrid` would choose; it stays where no solver runs, or finds nothing better
     bound         the program without integers: no plan of these columns takes less time
     per margin    the program where copies count cautiously: rounded, then with integers; `best_order`
+    copies        of the fastest, those chains become copies without which the step takes less time
 
 The program's copies take any share of a tensor at any moment of a cell, so a plan of whole tensors needs some memory
 more to hide them. The program is asked for a few budgets below the real one. For each choice an order of its copies is
@@ -12,14 +13,14 @@ searched, and the fastest plan of all is taken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from custom_ops.background import go_on
 from graph_passes.analysis.linear_program import UnsolvedError, solved
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Gap, Timeline
-from graph_passes.passes.offload.copy_order import best_order
+from graph_passes.passes.offload.copy_order import GAIN, best_order
 from graph_passes.passes.offload.joint import GapShares, Joint, JointProgram
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.offload.placement import tightest
@@ -32,6 +33,8 @@ NEAR = 1.005  # times the bound: a plan that is as fast ends the search
 GAP, NODES = 1e-2, 30  # of the solver's tree: its limits are the same in every process
 LONGEST_SOLVE = 20.0  # seconds: only for a solver that hangs, since what comes of it depends on the machine
 TOLERATED = 1e-3  # of the program's unit of time: what a solver's errors sum up to
+COPYING = 3  # selections whose chains may become copies
+COPYING_OPS = 200_000  # ops of all steps that are simulated for one of them, at most
 LIKELY = 0.05  # share of a gap that the relaxed program copies, for a copy to be a choice of the one with integers
 
 
@@ -56,17 +59,27 @@ def select(
         effort: one program or several.
     """
     search = _Search(timeline, candidates, link, budget, options, timed)
-    least, note, best = None, "", search.ordered(greedy)
+    least, note, known = None, "", [search.ordered(greedy)]
     try:
         least = search.bound()
         selections = search.found(MARGINS if effort is Effort.SEARCHED else MARGINS[:1])
-        while best[0] > NEAR * least and (found := next(selections, None)) is not None:
+        while min(known).seconds > NEAR * least and (found := next(selections, None)) is not None:
             go_on()
-            best = min(best, search.ordered(found), key=lambda each: each[0])
+            known.append(search.ordered(found))
+        for one in sorted(known)[:COPYING]:
+            if min(known).seconds > NEAR * least:
+                known.append(search.copying(one))
     except UnsolvedError as error:
         note = f"planned without the solver: {error}"
-    chosen = best[1]
-    return replace(chosen, least=least, note=note)
+    return replace(min(known).selection, least=least, note=note)
+
+
+@dataclass(frozen=True, order=True)
+class _Timed:
+    """A selection with the copies in order, and the seconds that the step takes under it; infinity if over budget."""
+
+    seconds: float
+    selection: Selection = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -131,11 +144,31 @@ class _Search:
         gaps = (*kept, *copies)
         return Selection(gaps, frozenset(kept), min(map(timeline.nbytes, gaps), default=0))
 
-    def ordered(self, selection: Selection) -> tuple[float, Selection]:
-        """What the step takes under a selection (infinity: it is over the budget), and it, its copies in order."""
+    def ordered(self, selection: Selection) -> _Timed:
+        """A selection with its copies in order."""
         start = tightest(self.timeline, selection.gaps, self.link, self.budget, self.options, selection.again)
         seconds, queue = best_order(self.timeline, start, self.link, self.budget, self.options, self.timed)
-        return seconds, replace(selection, queue=queue)
+        return _Timed(seconds, replace(selection, queue=queue))
+
+    def copying(self, best: _Timed) -> _Timed:
+        """A selection with copies in place of the chains that take longer, the largest tensors first. The program does
+        not see how well a copy hides; it counts whole cells."""
+        most, tries, better = COPYING_OPS // len(self.timeline.steps), 0, True
+        while better:
+            better = False
+            for gap in sorted(best.selection.again or (), key=self._largest):
+                if tries == most:
+                    return best
+                go_on()
+                tries += 1
+                again = (best.selection.again or frozenset()) - {gap}
+                found = self.ordered(replace(best.selection, again=again))
+                if found.seconds < best.seconds - GAIN * self.timeline.moments[-1]:
+                    best, better = found, True
+        return best
+
+    def _largest(self, gap: Gap) -> tuple[int, int, int]:
+        return -self.timeline.nbytes(gap), gap.next, gap.buffer
 
 
 def _solved(program: JointProgram, *, relaxed: bool) -> GapShares | None:

@@ -20,7 +20,7 @@ from examples import models
 from graph_passes.report import RECOMPUTED
 
 WARM_UP = 10  # calls, in which memory is settled
-PATIENCE = 80.0  # seconds that a step is run for until it is decided whether it is fused, at the most
+PATIENCE = 170.0  # seconds that a step is run for until it is decided whether it is fused, at the most
 
 Batch = tuple[tf.Tensor, tf.Tensor]
 

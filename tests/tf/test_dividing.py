@@ -18,6 +18,7 @@ from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.passes.offload.options import OffloadOptions
+from graph_passes.refusals import Reason
 from graph_passes.report import Report
 from graph_passes.splitting import SplitStep, split_step
 from tests.tf.memory_in_use import in_use
@@ -161,6 +162,22 @@ def test_after_a_fault_the_step_keeps_its_moves(trained: Any, new_net: Any, monk
         run = trained()
     assert run.phases[-2:] == [Phase.DIVIDING, Phase.SETTLED]
     assert run.losses == plain(new_net().step, len(run.losses))
+
+
+def test_a_slower_split_is_taken_where_moves_exceed_the_budget(trained: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(dividing, "rate_of", lambda *_: 1.0)
+    monkeypatch.setattr(dividing, "total_over", lambda report: 0 if report.splits else 168)
+    monkeypatch.setattr(dividing, "CLEARLY", NEVER)
+    run = trained()
+    assert run.report.splits
+
+
+def test_the_report_says_why_a_step_is_not_split(trained: Any, monkeypatch: Any) -> None:
+    contest(monkeypatch, 0.0, ALWAYS)
+    found = "not split along the batch: no division is predicted to be clearly faster"
+    assert found in map(str, trained().report.notes)
+    monkeypatch.setattr(dividing, "_divided", lambda *_: Reason.SPLIT_WAITS())
+    assert f"not split along the batch: {Reason.SPLIT_WAITS()}" in map(str, trained().report.notes)
 
 
 def test_a_split_over_the_budget_is_not_taken(trained: Any, monkeypatch: Any) -> None:

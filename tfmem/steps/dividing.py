@@ -8,8 +8,9 @@
 
 Without this, less memory may be faster: a budget that only a split meets keeps what the split keeps, and moves for a
 larger budget may keep less. A split adds sums in another order. So it has to be clearly faster (`CLEARLY`), as
-predicted and as measured; a step of one device that keeps its moves has computed nothing else meanwhile; and no clock
-decides about numbers that would be equal in two runs: on a CPU, or with deterministic ops.
+predicted and as measured, or to keep to a budget that the step with its moves exceeds. A step of one device that keeps
+its moves has computed nothing else meanwhile. And no clock decides about numbers that would be equal in two runs: on a
+CPU, or with deterministic ops.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ import tensorflow as tf
 
 from graph_passes.device_report import milliseconds
 from graph_passes.graph.ops import has_regions
-from graph_passes.refusals import Refusal
+from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report
 from graph_passes.splitting import CLEARLY
 from tfmem.capture.error_text import said
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.out_of_memory import SUSPECTS
 from tfmem.runtime.settings import Settings
-from tfmem.steps.composed import memory_engine, more_over
+from tfmem.steps.composed import memory_engine, more_over, total_over
 from tfmem.steps.dry_run import can_dry_run
 from tfmem.steps.job import Job
 from tfmem.steps.phases import Event, Transition
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tfmem.steps.managed_step import ManagedStep
 
 _WHOLE_AGAIN = "not split along the batch, after some steps that were, whose sums are equal to rounding"
+_MISSED = 1e-9  # share of the unlimited rate that counts as kept over the budget: any split within it is better
 MEANWHILE = "whether a split along the batch is faster is not known yet"
 
 
@@ -65,7 +67,7 @@ def _rate(job: Job, report: Report) -> float | None:
     """The share of the unlimited rate that the step's moves keep; None where no split is to be looked for."""
     if not report.transfers or not report.step_measured_ns:
         return None
-    rate = rate_of(report)
+    rate = _MISSED if total_over(report) else rate_of(report)
     return rate if may_be_faster(job.engine.settings, job.trace, rate) else None
 
 
@@ -97,12 +99,25 @@ def _divided(job: Job, rate: float, known: Mapping[str, Any]) -> Trace | Refusal
     return trace.divide(job.limit, rate, **known) or trace
 
 
-def divided(state: Dividing) -> Trace | None:
-    """The divided step, once the thread is done; None if no split is predicted to be faster. Raises what it raised."""
+def divided(state: Dividing) -> Trace | Refusal:
+    """The divided step, once the thread is done, or why there is none. Raises what it raised."""
     found = state.work.take()
     if found is None:
         raise state.work.error or RuntimeError("splitting ended without a result")
-    return None if isinstance(found, Refusal) else found
+    return found
+
+
+def refused(state: Dividing, why: Refusal) -> Transition[StepState]:
+    """What follows if the step cannot be divided, or is not predicted to be faster."""
+    text = "no division is predicted to be clearly faster" if why.reason is Reason.SPLIT_OVER else str(why)
+    return whole(state, f"not split along the batch: {text}")
+
+
+def _saves(given: Report, report: Report) -> bool:
+    """Whether a divided step is clearly faster than the given one, or keeps to a budget that this one exceeds."""
+    if total_over(given) > total_over(report):
+        return True
+    return (report.step_measured_ns or 0) <= CLEARLY * (given.step_measured_ns or 0)
 
 
 def whole(state: Dividing, note: str = "") -> Transition[StepState]:
@@ -137,7 +152,7 @@ def decided(job: Job, state: Dividing, trace: Trace, tried: StepState) -> tuple[
     if excess := more_over(given, report):
         return job, whole(state, f"not split along the batch: that takes {excess:,} bytes more than the budget")
     times = f"{milliseconds(after)} a step, {milliseconds(before)} with nothing split"
-    if after > CLEARLY * before:
+    if not _saves(given, report):
         return job, whole(state, f"not split along the batch: that takes {times}")
     notes = (*tried.notes, f"split along the batch: {times}")
     verdict, known = report.verdict, given.verdict
@@ -198,7 +213,7 @@ def decided_on(state: Dividing, report: Report, function: Any) -> Transition[Ste
     if excess := more_over(given, report):
         return whole(state, f"{_WHOLE_AGAIN}: that takes {excess:,} bytes more than the budget")
     times = f"{milliseconds(after)} a step, {milliseconds(before)} with nothing split"
-    if after > CLEARLY * before:
+    if not _saves(given, report):
         return whole(state, f"{_WHOLE_AGAIN}: that takes {times}")
     notes = (*report.notes, f"split along the batch: {times}")
     report = replace(report, notes=notes, passes=given.passes, jit_compile=given.jit_compile)

@@ -150,8 +150,8 @@ class ManagedStep:
                 return state
             try:
                 trace = dividing.divided(state)
-                if trace is None:
-                    return self._machine.move(dividing.whole(state))
+                if not isinstance(trace, Trace):
+                    return self._machine.move(dividing.refused(state, trace))
                 step = ManagedStep(self._given, composed.memory_engine(job.engine), trace=trace)
                 if trace.shared:  # calls train with it, since replicas have no dry runs
                     return self._machine.move(Transition(Event.RAN, replace(state, step=step)))

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from graph_passes.analysis.memory.observe import Sample
+from graph_passes.analysis.memory.simulate import Link
 from graph_passes.decision import Decision, Missed
 from graph_passes.errors import HostMemoryError, InfeasibleBudgetError, ReplicasError
 from graph_passes.graph.ir import Function, Graph, Node
@@ -177,7 +178,9 @@ def test_a_single_call_over_the_budget_of_a_device_is_told_as_such(engine: Engin
     assert [note for note in found.notes if isinstance(note, Missed)] == ["OVER BUDGET by 4 bytes on GPU:0"]
 
 
-def test_what_is_in_use_while_no_step_runs_counts(engine: Engine) -> None:
+def test_what_is_in_use_while_no_step_runs_counts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a slow link: a fast one may hide all copies."""
+    monkeypatch.setattr(replicas, "links_together", lambda targets, *_: [Link(1e6, 1e6) for _ in targets])
     step = Step.read(on_cpus(training_step(NET)))
     held = AMPLE // 2
     plans = plan_replicas(step, engine, {"CPU:0": AMPLE}, in_use={"CPU:0": held})

@@ -205,6 +205,19 @@ def test_a_step_that_reads_its_data_trains(new_net: Any, library: Any, smallest:
     assert tfmem.report(step).splits
 
 
+def test_a_table_of_the_batchs_size_is_not_divided() -> None:
+    rows = tf.ones([4, 4])
+    batches = iter(tf.data.Dataset.from_tensors((rows, rows)).repeat())
+
+    @tf.function
+    def step() -> Any:
+        x, table = next(batches)
+        return tf.nn.relu(x) @ table
+
+    found = separated(read(step, ()), 4)
+    assert {"MatMul", "Relu"} <= {found.graph[name].op for name in found.rules}
+
+
 @pytest.mark.long
 def test_random_streams_are_those_of_the_unmodified_step(new_net: Any, library: Any) -> None:
     net, other, arguments = new_net(), new_net(), images(64)

@@ -115,12 +115,11 @@ def _is_local(graph: Graph, node: Node, device: str) -> bool:
 
 
 def _asked(graph: Graph, node: Node, batch: int, labels: Sequence[Rows | None]) -> Separation:
-    """The rule's answer. An input of the step may have the batch's size by chance: without its label the op may have a
-    rule."""
+    """The rule's answer. A source may have the batch's size by chance: without its label the op may have a rule."""
     try:
         return separation(Asked(graph, node, batch, tuple(labels)))
     except MixesError:
-        fed = [graph[tensor.node].op in _FEEDS for tensor in node.inputs]
+        fed = [graph[tensor.node].op in _SOURCES for tensor in node.inputs]
         without = tuple(None if is_fed else label for is_fed, label in zip(fed, labels, strict=True))
         if not any(without) or list(without) == list(labels):
             raise

@@ -68,7 +68,7 @@ class BuildLibraries(build_ext):
         super().run()
 
     def get_ext_filename(self, fullname):
-        # Of the full name or of its last part.
+        # setuptools passes the full name or its last part.
         name = build_flags.EXTENSION if EXTENSION.endswith(fullname) else self.library
         return str(Path(*fullname.split(".")[:-1], name))
 

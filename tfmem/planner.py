@@ -99,7 +99,7 @@ class ProfileMemory(DeviceMemory):
 
     @property
     def counts(self) -> bool:
-        """As a GPU's allocator does."""
+        """True: a GPU's allocator counts."""
         return True
 
     def _in_use(self) -> tuple[int, bool]:

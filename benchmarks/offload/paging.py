@@ -32,7 +32,7 @@ class Rates:
 
     @staticmethod
     def of_link(offload: float, prefetch: float) -> Rates:
-        """As shares of a link of these bytes a second: the thesis measured 4.3 of 12.0 GB/s for faults (4.2.2), and 9.0
+        """Shares of a link of these bytes a second: the thesis measured 4.3 of 12.0 GB/s for faults (4.2.2), and 9.0
         for transfers beside faults (4.3)."""
         return Rates(prefetch * 4.295 / 12.0, offload * 9.0 / 12.0)
 

@@ -9,5 +9,5 @@ TABLE: dict[str, Op] = {
     op.name: op for module in (arithmetic, comparisons, transcendental, activations) for op in module.OPS
 }
 
-# Those that a recurrent cell can hold, whose values are all floating point.
+# Ops that a recurrent cell can hold, whose values are all floating point.
 FLOAT_OPS = {name: op for name, op in TABLE.items() if set(FLOATS) <= set(op.dtypes)}

@@ -60,8 +60,8 @@ class Rounds:
 
     @property
     def noise(self) -> float:
-        """By how many seconds the least time of a candidate may be off: what it differs by between every other round
-        and the rest; the most of all candidates. Infinite before two rounds count."""
+        """The seconds by which the least time of a candidate may be off: the most of all candidates, infinite before
+        two rounds count. For each it is the difference between its least times in even and in odd rounds."""
         return max(map(self._off, self.taken), default=0.0)
 
     def _off(self, seconds: Sequence[float]) -> float:

@@ -47,9 +47,9 @@ class Capabilities:
         return self.convolutions | self.pooled
 
 
-# What regions on a GPU call of cuDNN; none of these: convolutions stay outside.
+# Convolutions that regions on a GPU call of cuDNN.
 _CONVOLUTIONS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
-# Those with a group for each channel; `_CONVOLUTIONS` alone: they stay outside.
+# Convolutions with a group for each channel. Regions of a device that calls `_CONVOLUTIONS` alone hold none of them.
 _DEPTHWISE = frozenset(
     {"DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter"}
 )

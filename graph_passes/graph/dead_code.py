@@ -46,7 +46,7 @@ def dead_code(
 
 
 def without_dead(nodes: Sequence[New], needed: Collection[str]) -> list[New]:
-    """Those of new `nodes`, which are in topological order, that the nodes named in `needed` are, or read."""
+    """The new `nodes` that the nodes named in `needed` are, or read; `nodes` are in topological order."""
     found, kept = set(needed), list[New]()
     for node in reversed(nodes):
         if node.name in found:

@@ -42,7 +42,7 @@ class FlatProduct:
 
 
 def flat_products(graph: Graph, keep: Collection[str]) -> tuple[FlatProduct, ...]:
-    """Those of a graph; the names of `keep` are fetched."""
+    """The batched products of a graph that are flat; the nodes named in `keep` are fetched, and stay."""
     found = (_flat(graph, node, keep) for node in graph if node.op in BATCHED and node.name not in keep)
     return tuple(each for each in found if each is not None)
 

@@ -52,7 +52,7 @@ IN_KERNELS = REDUCTIONS | {
 # Output n is input n: the same value, shape and dtype.
 IDENTITIES = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"})
 
-# Those whose gradient is the identity as well, unless a custom gradient was given to them.
+# Identities whose gradient is the identity as well, unless a custom gradient was given to them.
 COPIES = IDENTITIES - {"StopGradient"}
 
 # Loops as functions.

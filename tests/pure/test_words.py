@@ -14,7 +14,9 @@ if not (ROOT / "docs").is_dir():
     pytest.skip("the documentation is not installed; run from a checkout", allow_module_level=True)
 
 BANNED = re.compile(r"\b(nobody|whoever|somebody|anew|of (?:its|their|his) own|as it was)\b", re.IGNORECASE)
-OPENING = re.compile(r"\s*(Of|The same|That|With)\b")
+OPENING = re.compile(r"\s*(Of|The same|That|Those|With|As|And|Whose)\b")
+UNNAMED = re.compile(r"(Of|The same|That of|Those)\b")  # comments may be clauses, "As in TensorFlow: ..."
+COMMENT = re.compile(r"^[ \t]*(#|//) ")
 TEXTS = {".md", ".py", ".cc", ".h", ".cuh", ".toml"}
 CODE = ("custom_ops", "graph_passes", "tfmem", "examples", "tools", "benchmarks")
 QUOTES = {
@@ -48,6 +50,16 @@ def docstrings(file: Path) -> Iterator[str]:
             yield ast.get_docstring(node, clean=False) or ""
 
 
+def comments(text: str) -> Iterator[str]:
+    """The first line of each comment that stands on lines of its kind alone, without its mark."""
+    before = False
+    for line in text.splitlines():
+        is_comment = COMMENT.match(line) is not None
+        if is_comment and not before:
+            yield COMMENT.sub("", line)
+        before = is_comment
+
+
 def test_texts_avoid_the_banned_words() -> None:
     found = {file.relative_to(ROOT).as_posix(): banned_words(file.read_text()) for file in files()}
     assert {name: words for name, words in found.items() if words} == {}, "say who does what: see CONTRIBUTING.md"
@@ -62,9 +74,20 @@ def test_docstrings_open_with_a_noun_or_a_verb() -> None:
     assert {name: texts for name, texts in found.items() if texts} == {}, "name what it returns, or say what it does"
 
 
+def test_comments_open_with_a_noun_or_a_verb() -> None:
+    found = {
+        file.relative_to(ROOT).as_posix(): [line for line in comments(file.read_text()) if UNNAMED.match(line)]
+        for file in files()
+        if file.suffix != ".md" and ROOT / "tests" not in file.parents
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}, "name what follows, or say what it does"
+
+
 def test_a_banned_word_is_found_across_lines_and_an_opening_at_the_start() -> None:
     assert banned_words("left as it\n    # was, for no\nbody") == ["as it was"]
     assert banned_words("<!-- fusion: begin -->\nleft as it was\n<!-- fusion: end -->\n") == []
     assert OPENING.match("Of a thread.")
     assert OPENING.match("The same for others.")
     assert not OPENING.match("The samples of a batch.")
+    assert list(comments("a\n  # Of all.\n  # Of none.\nb\n// Those.\n")) == ["Of all.", "Those."]
+    assert list(comments("a  # Of all.\n")) == []

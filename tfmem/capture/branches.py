@@ -244,7 +244,7 @@ class _Optionals:
         return None if held is None else held[int(tensor.partition(":")[2] or 0)]
 
     def _side(self, condition: str, reader: str) -> int | None:
-        """In which branch of a condition with the same predicate the reader lies: 0 for "then"; None for neither."""
+        """The branch of an equal condition in which the reader lies: 0 for "then", 1 for "else"; None for neither."""
         predicate = self._origin(f"{condition}/predicate", reader)
         parts = reader.split("/")
         for place, part in enumerate(parts):

@@ -79,7 +79,7 @@ def sized_by_data(captured: Captured, graph: Graph, feed_shapes: FeedShapes) -> 
         TensorId(op.name, place): tensor for op in shapes.get_operations() for place, tensor in enumerate(op.outputs)
     }
     unknown = {name for name, tensor in tensors.items() if not tensor.shape.is_fully_defined()}
-    # Of a GraphDef's variables nothing may be known: then what is unknown need not depend on data.
+    # The sizes of a GraphDef's variables may be unknown: then what is unknown need not depend on data.
     lacking = any(tensor in unknown for node in graph if node.op in EXTERNAL for tensor in graph.tensors(node))
     return frozenset() if lacking else frozenset(unknown)
 

@@ -79,7 +79,7 @@ RANDOM = frozenset(
     }
 )
 
-# Of ops that run functions where they run themselves: the attributes that name these.
+# Attributes that name functions which an op runs where the op itself runs.
 BODIES = {
     "While": ("cond", "body"),
     "StatelessWhile": ("cond", "body"),

@@ -23,7 +23,7 @@ def can_run_again(function: ConcreteFunction) -> bool:
 
 
 def differentiable(original: ConcreteFunction, rewritten: Callable[..., Any]) -> Callable[..., Any]:
-    """To be traced: calls `rewritten`; if a gradient is taken, `original` runs again for it.
+    """A function for tracing: it calls `rewritten`; if a gradient is taken, `original` runs again for it.
 
     Args:
         original: a function that can run again.

@@ -140,7 +140,7 @@ def _says_more(known: tf.TensorShape, found: tf.TensorShape) -> bool:
 
 
 def _first(lost: Shapes, graph: tf.Graph) -> dict[str, list[tf.TensorShape]]:
-    """Those that do not depend on others."""
+    """The lost shapes that do not depend on other lost shapes."""
     behind: set[str] = set()
     for op in graph.get_operations():
         if any(tensor.op.name in lost or tensor.op.name in behind for tensor in op.inputs):

@@ -99,7 +99,7 @@ def wrap_optimizer(
     def note(found: Report | None) -> None:
         if found is not None:
             reports.append(found)
-            # Of the class: an optimizer's attributes are those of the one that was given.
+            # The class holds the report, since the optimizer's attributes are those of the given optimizer.
             setattr(Wrapped, REPORT, max(reports, key=lambda report: report.peak_before))
 
     @tf.autograph.experimental.do_not_convert

@@ -102,7 +102,7 @@ def recurrent_plan(done: Mapping[str, PassOutcome[Any]]) -> RecurrentPlan:
 
 
 def _with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> RecurrentPlan:
-    """As `with_kernels`; where that fails, what it does for each recurrence alone."""
+    """The result of `with_kernels`; where that fails, its results for each recurrence alone."""
     whole: list[Unmatched] = []
     with attempt(whole, "", ""):
         return with_kernels(plan, target, options)

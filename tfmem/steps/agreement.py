@@ -129,7 +129,7 @@ def digest(graph: tf.Graph) -> str:
 
 
 def _collectives(graph: tf.Graph) -> Iterator[tf.Operation]:
-    """Those of a graph and of the functions that it calls."""
+    """The collectives of a graph and of the functions that it calls."""
     for part in traced_graphs(graph).values():
         yield from (op for op in part.get_operations() if op.type in ops.COLLECTIVES)
 

@@ -79,7 +79,7 @@ class Copies:
 
     @property
     def handles(self) -> dict[int, tf.Tensor]:
-        """Those of the copies, by what they are copies of."""
+        """The handles of the copies, by what they are copies of."""
         return {key: variable.handle for key, variable in self._variables.items()}
 
     def values(self) -> list[tf.Tensor]:

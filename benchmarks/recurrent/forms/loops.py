@@ -145,7 +145,7 @@ def _gathered_int64(kit: Kit) -> Run:
 
 
 class _Cell:
-    """As TensorFlow 1 asks for."""
+    """A cell with the attributes that TensorFlow 1 asks for."""
 
     state_size = output_size = UNITS
 

@@ -27,7 +27,7 @@ using GraphExec = struct GraphExecRecord*;
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kErrorInvalidValue = 1;
 inline constexpr Result kErrorOutOfMemory = 2;
-// Of code that is for another GPU, or for a later driver.
+// Errors of code that is for another GPU, or for a later driver.
 inline constexpr Result kErrorNoBinaryForGpu = 209;
 inline constexpr Result kErrorJitCompilerNotFound = 221;
 inline constexpr Result kErrorUnsupportedPtxVersion = 222;

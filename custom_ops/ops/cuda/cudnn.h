@@ -27,7 +27,7 @@ inline constexpr Result kDeviceAllocationFailed = 4004;
 enum Type : int { kFloat = 0, kDouble = 1, kHalf = 2, kBfloat16 = 9 };
 enum Format : int { kChannelsFirst = 0, kChannelsLast = 1 };
 enum Mode : int { kCrossCorrelation = 1 };
-// Of float32 `kDefaultMath` rounds factors to TensorFloat-32, `kFmaMath` does not.
+// `kDefaultMath` rounds factors of float32 to TensorFloat-32, `kFmaMath` does not.
 enum Math : int { kDefaultMath = 0, kTensorOpMath = 1, kFmaMath = 3 };
 enum Determinism : int { kDeterministic = 1 };
 enum PoolingMode : int { kAverageOfImage = 2, kDeterministicMax = 3 };  // without what is padded

@@ -12,7 +12,7 @@
 
 namespace tfmem {
 
-// Of the link's device: 90 for 9.0.
+// The compute capability of the link's device: 90 for 9.0.
 absl::StatusOr<int64_t> ComputeCapability(GpuLink* link);
 // FailedPrecondition, in the words of `GpuKernel::Load`, where there is no program that could fit.
 absl::Status NoProgram(GpuLink* link);

@@ -68,7 +68,7 @@ absl::Status GpuPooling::Enqueue(cuda::Stream stream, absl::Span<const uint64_t>
   return WithCudnnHandle(library_, link_, [&](cudnn::Handle handle) -> absl::Status {
     TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnSetStream, handle, stream);
     if (form_.gradient) {
-      // That of an average reads neither x nor y, but takes addresses of both.
+      // The gradient of an average reads neither x nor y, but takes addresses of both.
       const int x = form_.average ? 1 : 0, y = form_.average ? 0 : 1, dy = form_.average ? 0 : 2;
       TFMEM_CUDNN_RETURN_IF_ERROR(library_, cudnnPoolingBackward, handle, pooling_, scale.one(), y_,
                                   at(y), y_, at(dy), x_, at(x), scale.zero(), x_, at(dy + 1));

@@ -16,8 +16,8 @@ namespace tfmem {
 
 absl::StatusOr<cudnn::Type> CudnnTypeOf(ValueDType dtype);
 
-// Of an attribute for [n, h, w, c], if `first` is 1, or [n, c, h, w] those of height and width; the
-// others have to be 1.
+// Reads an attribute's values for height and width; its values for the other dimensions have to be
+// 1. `first` is the place of the height: 1 in [n, h, w, c], 2 in [n, c, h, w].
 absl::Status ReadSpatial(const tensorflow::NodeDef& node, const char* name, int first,
                          std::array<int64_t, 2>* found);
 

@@ -143,8 +143,10 @@ def _kept(graph: Graph, node: Node, given: Sequence[Rows | None]) -> dict[Tensor
 
 
 def convex(found: Separable, among: Collection[str]) -> frozenset[str]:
-    """Those of `among`, separable ops, that can run piece by piece: the larger part, by the bytes that it makes, of
-    what lies before and what lies behind the ops that need all of the batch."""
+    """The part of `among`, separable ops, that can run piece by piece.
+
+    Ops lie before or behind the ops that need all of the batch; the part that makes more bytes is returned.
+    """
     members = frozenset(among)
     after = _crossed(found, members, forwards=True)
     before = _crossed(found, members, forwards=False)

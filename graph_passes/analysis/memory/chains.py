@@ -190,7 +190,7 @@ def _is_repeatable_region(node: Node) -> bool:
 
 
 def read_across(graph: Graph, position: Mapping[str, int], views: Sequence[TensorId], last: int) -> list[TensorId]:
-    """Those of a buffer's tensors that exist at position `last` and are read after it."""
+    """The tensors of a buffer that exist at position `last` and are read after it."""
     return [
         view
         for view in views

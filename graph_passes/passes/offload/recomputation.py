@@ -70,7 +70,7 @@ def _ranked(timeline: Timeline, candidates: Sequence[Gap], link: Link) -> list[l
 
 
 def _together(timeline: Timeline, gaps: Sequence[Gap]) -> list[Gap]:
-    """Those of `gaps` whose chains can all run: none takes away what one before it reads, nor the reverse."""
+    """The gaps of `gaps` whose chains can all run: none takes away what one before it reads, nor the reverse."""
     found: list[Gap] = []
     away: dict[int, list[Gap]] = {}
     needed: dict[int, list[int]] = {}

@@ -102,7 +102,7 @@ def select_copies(
 
 
 def needed(timeline: Timeline, gaps: Iterable[Gap], usage: npt.NDArray[np.int64], budget: int) -> list[Gap]:
-    """Those of `gaps` that do not fit when the ones before them are filled; fills `usage`."""
+    """The gaps of `gaps` that do not fit when the ones before them are filled; fills `usage`."""
     kept = []
     for gap in gaps:
         hole = slice(gap.last + 1, gap.next)

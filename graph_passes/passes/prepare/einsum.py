@@ -58,7 +58,7 @@ class EinsumProduct:
 
 
 def einsums(graph: Graph, keep: Collection[str]) -> tuple[EinsumProduct, ...]:
-    """Those of a graph; the names of `keep` are fetched."""
+    """The einsums of a graph that are products of matrices; the nodes named in `keep` are fetched, and stay."""
     found = (_product(graph, node) for node in graph if node.op == "Einsum" and node.name not in keep)
     return tuple(each for each in found if each is not None)
 

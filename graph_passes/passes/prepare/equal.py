@@ -35,7 +35,7 @@ class Equal:
 
 
 def equal_numbers(graph: Graph, known: Mapping[str, NodePattern], keep: Collection[str]) -> tuple[Equal, ...]:
-    """Those of a graph; the names of `keep` are fetched."""
+    """The ops of a graph that compute equal numbers; the nodes named in `keep` are fetched, and stay."""
     first: dict[Hashable, str] = {}
     others: dict[str, list[str]] = {}
     stays: dict[str, str] = {}

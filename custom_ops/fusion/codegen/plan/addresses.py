@@ -101,7 +101,7 @@ def vector_width(pattern: Pattern, roots: Sequence[Root], axes: Sequence[int], m
     size = pattern.sizes[axis]
     width = most if along or outputs else 1
     while width > 1:
-        # Of one axis alone the last elements may be fewer; of several, a row would begin where no vector may.
+        # The last elements along one axis alone may be fewer; with several axes a row would begin where no vector may.
         fits = size is not None and size % width == 0
         alone = len(axes) == 1 and all(len(root.axes) == 1 for root in outputs)
         if (fits or alone) and all(aligned(pattern, node, width) for node in along):

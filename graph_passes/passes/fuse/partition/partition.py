@@ -194,7 +194,7 @@ def _scheduled(
 
 
 def _measured_once(measure: Measure, signatures: Signatures) -> Measure:
-    """Which is asked once about equal patterns."""
+    """A `Measure` that asks `measure` once about equal patterns."""
     call = once(lambda members: measure.call(members[0]), signatures)
     prepared: set[Signature] = set()
 

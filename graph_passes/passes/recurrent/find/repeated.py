@@ -190,7 +190,7 @@ def _firsts(chains: Sequence[_Chain]) -> list[_Chain]:
 
 
 def _joined(chains: Sequence[_Chain]) -> list[list[_Chain]]:
-    """Those that go into each other belong together: a step may have several products."""
+    """The chains in groups: chains that go into each other belong together, since a step may have several products."""
     parts = [[chain] for chain in chains]
     for one, other in itertools.combinations(chains, 2):
         if not one.behind.isdisjoint(other.products) and not other.behind.isdisjoint(one.products):

@@ -16,6 +16,7 @@ if not (ROOT / "docs").is_dir():
 BANNED = re.compile(r"\b(nobody|whoever|somebody|anew|of (?:its|their|his) own|as it was)\b", re.IGNORECASE)
 OPENING = re.compile(r"\s*(Of|The same|That|Those|With|As|And|Whose)\b")
 UNNAMED = re.compile(r"(Of|The same|That of|Those)\b")  # comments may be clauses, "As in TensorFlow: ..."
+MOST_WORDS = 25  # of a sentence, or of its part before a colon or a semicolon
 COMMENT = re.compile(r"^[ \t]*(#|//) ")
 TEXTS = {".md", ".py", ".cc", ".h", ".cuh", ".toml"}
 CODE = ("custom_ops", "graph_passes", "tfmem", "examples", "tools", "benchmarks")
@@ -60,6 +61,21 @@ def comments(text: str) -> Iterator[str]:
         before = is_comment
 
 
+def sentences(text: str) -> Iterator[str]:
+    """The sentences and clauses of a page, without its tables, headings, code and outputs."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    lines = (line for line in text.split("\n") if not line.startswith(("    ", "|", "#")))
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)", "\n".join(lines)):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", part)
+        plain = re.sub(r"`[^`]*`", "code", plain).replace("**", "")
+        yield from re.split(r"(?<=[.!?:;])\s+", plain.strip())
+
+
+def words(sentence: str) -> int:
+    """The number of words; a name in code or a number is one."""
+    return sum(any(map(str.isalnum, word)) for word in sentence.split())
+
+
 def test_texts_avoid_the_banned_words() -> None:
     found = {file.relative_to(ROOT).as_posix(): banned_words(file.read_text()) for file in files()}
     assert {name: words for name, words in found.items() if words} == {}, "say who does what: see CONTRIBUTING.md"
@@ -83,6 +99,20 @@ def test_comments_open_with_a_noun_or_a_verb() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}, "name what follows, or say what it does"
 
 
+def test_sentences_of_the_docs_are_short() -> None:
+    pages = [
+        *ROOT.glob("docs/**/*.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    ]
+    found = {
+        page.relative_to(ROOT).as_posix(): long
+        for page in pages
+        if not page.name.startswith("benchmarks")
+        and (long := [each for each in sentences(page.read_text()) if words(each) > MOST_WORDS])
+    }
+    assert found == {}, "one idea in a sentence"
+
+
 def test_a_banned_word_is_found_across_lines_and_an_opening_at_the_start() -> None:
     assert banned_words("left as it\n    # was, for no\nbody") == ["as it was"]
     assert banned_words("<!-- fusion: begin -->\nleft as it was\n<!-- fusion: end -->\n") == []
@@ -91,3 +121,9 @@ def test_a_banned_word_is_found_across_lines_and_an_opening_at_the_start() -> No
     assert not OPENING.match("The samples of a batch.")
     assert list(comments("a\n  # Of all.\n  # Of none.\nb\n// Those.\n")) == ["Of all.", "Those."]
     assert list(comments("a  # Of all.\n")) == []
+
+
+def test_sentences_and_their_words_are_counted() -> None:
+    page = "# A title.\n\nOne `a b`: two [of three](x.md).\n- **Four.** Five\n  six\n\n    code of seven\n|eight|\n"
+    assert [each for each in sentences(page) if each] == ["One code:", "two of three.", "- Four.", "Five\n  six"]
+    assert [words(each) for each in ("- Four.", "1.5 to 2 us", "a, b - c")] == [1, 4, 3]

@@ -2,12 +2,13 @@
 
     python -m benchmarks.offload.ablation --observe vgg19/1.5/hybrid resnet152/2.0/tfmem --steps-to build/steps
     python -m benchmarks.offload.ablation --steps-to build/steps --output benchmarks/results/offload_ablation.json
+    python -m benchmarks.offload.ablation --traced unet --output benchmarks/results/offload_ablation.json
     python -m benchmarks.offload.ablation --output benchmarks/results/offload_ablation.json --document FILE
 
 The first command needs a GPU: it runs cases of `benchmarks.offload` and keeps what their plans were made from. The
-second plans each step again, without one helper after the other, for some budgets, on any machine: a row is the step
-time of the plan that would be run first, and whether all its allocations find room, both by the replay of TensorFlow's
-allocator."""
+second plans each step again, without one helper after the other, for some budgets, on any machine. The third does so
+for a step of which nothing ran, by a device's profile, in about half of its memory. A row is the step time of the plan
+that would be run first, and whether all its allocations find room, both by the replay of TensorFlow's allocator."""
 
 from __future__ import annotations
 
@@ -21,14 +22,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.offload.cases import FULL, all_cases
-from benchmarks.records import ROOT, begun, load, save
+from benchmarks.offload import traced
+from benchmarks.offload.cases import FULL, NETWORKS, all_cases
+from benchmarks.records import ROOT, begun, commit, load, save
 from benchmarks.runs import command_line
+from graph_passes import pipeline
+from graph_passes.analysis.cost import device_costs as devices
 from graph_passes.analysis.memory.fragmentation import Room
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.passes.offload import plan as offload_plan
 from graph_passes.passes.offload import repair
+from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.passes.offload.plan import How, OffloadPlan, plan_offload
 from tfmem.steps import trials
 
@@ -74,7 +79,7 @@ class ObservedStep:
         arguments: of `plan_offload`, but for the budget.
         budget: bytes.
         room: what of the GPU's memory is free before the step.
-        measured_ms: the median step of the run that was observed, as it ended up.
+        measured_ms: the median step of the run that was observed, as it ended up; 0 if nothing ran.
     """
 
     timeline: Timeline
@@ -95,6 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Observe, plan or write the table, as asked."""
     parser = command_line("offload.ablation", __doc__, "offload_ablation.json")
     parser.add_argument("--observe", nargs="+", default=[], metavar="CASE", help="cases to run, on a GPU")
+    parser.add_argument("--traced", nargs="+", default=[], choices=NETWORKS, help="networks to plan for without a run")
+    parser.add_argument("--device", choices=devices.profiles(), default="h200", help="profile for `--traced` (h200)")
     parser.add_argument("--steps-to", type=Path, metavar="FOLDER", help="where observed steps are kept")
     parser.add_argument(
         "--link",
@@ -116,14 +123,18 @@ def main(arguments: list[str] | None = None) -> int:
         write_table(options.document, load(options.output) or {"cases": {}})
         return 0
     results = begun(options)
-    for path in sorted(options.steps_to.glob("*.pickle")):
-        name, seen = pickle.loads(path.read_bytes())  # written by the command above
+    kept = sorted(options.steps_to.glob("*.pickle")) if options.steps_to else ()
+    steps = [pickle.loads(path.read_bytes()) for path in kept]  # written by the command above
+    steps += [(f"{net}/2.0/{options.device}, traced", unobserved(net, options.device)) for net in options.traced]
+    for name, found in steps:
+        seen = found
         if options.link:
             out, back = options.link
-            seen = replace(seen, arguments={**seen.arguments, "link": Link(1e9 * out, 1e9 * back)})
+            seen = replace(found, arguments={**found.arguments, "link": Link(1e9 * out, 1e9 * back)})
         link = seen.arguments["link"]
         case = {
             "budget": seen.budget,
+            "commit": commit(),
             "measured_ms": round(seen.measured_ms, 1),
             "ops_ms": round(1e3 * sum(step.seconds for step in seen.timeline.steps), 1),
             "link": [link.offload, link.prefetch],
@@ -172,11 +183,32 @@ def observed(name: str) -> ObservedStep:
         result = worker.measure(task)
     plans = found[-1]
     timeline, link, _, offload, how = next(call for call in reversed(calls) if call[0] is plans.timeline)
-    kept = How(layers=how.layers, convolution_inputs=how.convolution_inputs, relax=how.relax, timed=how.timed)
     if plans.room is None:
         raise RuntimeError(f"{name} ran without a GPU: there is no memory to replay the allocator in")
-    arguments = {"link": link, "options": offload, "how": kept}
+    arguments = {"link": link, "options": offload, "how": _without_room(how)}
     return ObservedStep(timeline, arguments, plans.budget, plans.room, 1e3 * result["median_seconds"])
+
+
+def unobserved(net: str, device: str) -> ObservedStep:
+    """The step of a network in half of its memory, by a device's profile, convolutions without workspace."""
+    step = traced.traced(net).step()
+    timeline, profile = step.timeline(traced.costs(device)), devices.load(device)
+    link, offload, budget = Link(profile.offload, profile.prefetch), OffloadOptions(), timeline.peak // 2
+    calls: list[tuple[Any, ...]] = []
+
+    def recording(*given: Any) -> OffloadPlan:
+        calls.append(given)
+        return plan_offload(*given)
+
+    with mock.patch.object(offload_plan, "plan_offload", recording):
+        pipeline.plan_step(step, timeline, link, budget, offload, timed=True)
+    arguments = {"link": link, "options": offload, "how": _without_room(calls[-1][4])}
+    return ObservedStep(timeline, arguments, budget, Room(((256, budget),), limit=budget), 0.0)
+
+
+def _without_room(how: How) -> How:
+    """The arguments of a step, without those of one plan."""
+    return How(layers=how.layers, convolution_inputs=how.convolution_inputs, relax=how.relax, timed=how.timed)
 
 
 def under(seen: ObservedStep, share: int) -> ObservedStep:

@@ -35,8 +35,8 @@ def explain(report: Report, name: str = "") -> str:
     scopes = (*report.scopes, *(name.rpartition("/")[0] for name in ops))
     known = {part for scope in scopes for part in plain(f"{scope}/", report.scope_suffix).split("/")}
     near = get_close_matches(op, sorted(known), 3, 0.5)
-    hint = f"; there are: {', '.join(near)}" if near else ""
-    raise GraphError(f"the report of `{report.graph}` names no layer and no changed op '{name}'{hint}")
+    hint = f"there are: {', '.join(near)}" if near else "print the report, which names them"
+    raise GraphError(f"the report of `{report.graph}` names no layer and no changed op '{name}'; {hint}")
 
 
 def _of_op(report: Report, op: str) -> str:

@@ -51,7 +51,7 @@ def _import_addons() -> ModuleType:
     if find_spec("tf_keras") is None:
         raise AddonsError("TensorFlow Addons needs tf_keras, which is not installed: pip install 'tfmem[legacy]'")
     if find_spec("tensorflow_addons") is None:
-        raise AddonsError(f"TensorFlow Addons is not installed: {install_command()}")
+        raise AddonsError(f"TensorFlow Addons is not installed; install it: {install_command()}")
     import tensorflow as tf
     import tf_keras
 
@@ -67,7 +67,9 @@ def _import_addons() -> ModuleType:
             warnings.filterwarnings("ignore", category=UserWarning, module="tensorflow_addons")
             addons = import_module("tensorflow_addons")
     except ImportError as error:
-        raise AddonsError(f"TensorFlow Addons is installed but does not import: {error}") from error
+        raise AddonsError(
+            f"TensorFlow Addons is installed but does not import; {install_command()} reinstalls it: {error}"
+        ) from error
     addons.options.disable_custom_kernel()  # TensorFlow 2.15's; TFA has many of them in Python as well
     return addons
 

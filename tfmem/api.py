@@ -262,7 +262,9 @@ def checked_plan(plan: Any, x: Any, memory_budget: Budgets) -> Plan:
         try:
             plan = Plan.from_json(Path(plan).read_text())
         except (OSError, ValueError) as error:
-            raise OptionsError(f"plan={os.fspath(plan)!r} cannot be read: {error}") from error
+            raise OptionsError(
+                f"plan={os.fspath(plan)!r} cannot be read: {error}; write it again with Plan.to_json"
+            ) from error
     if not isinstance(plan, Plan):
         raise OptionsError(f"plan={shown(plan)}: expected what tfmem.plan returned, or the path of its file")
     if plan.budget is None or not plan.feasible:

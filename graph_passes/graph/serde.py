@@ -68,12 +68,7 @@ def from_graph_def(
     """
     refuse_optimized((node_def.name, node_def.op) for node_def in graph_def.node)
     if inferred is None:
-        inferred = tf.Graph()
-        try:
-            with inferred.as_default():
-                tf.graph_util.import_graph_def(graph_def, name="")
-        except IMPORT_ERRORS as error:
-            raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
+        inferred = imported(graph_def)
     return _read(graph_def, inferred, functions)
 
 
@@ -94,6 +89,23 @@ def from_tf_graph(graph: Any, functions: bool = False) -> Graph:
     """
     refuse_optimized((op.name, op.type) for op in graph.get_operations())
     return _read(graph.as_graph_def(), graph, functions)
+
+
+def imported(graph_def: Any) -> tf.Graph:
+    """A graph that TensorFlow makes of a GraphDef, with the shapes that TensorFlow infers.
+
+    Raises:
+        GraphError: TensorFlow cannot import it.
+    """
+    graph = tf.Graph()
+    try:
+        with graph.as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+    except IMPORT_ERRORS as error:
+        raise GraphError(
+            f"TensorFlow cannot import the graph; make tf.graph_util.import_graph_def take it: {error}"
+        ) from error
+    return graph
 
 
 def _read(graph_def: Any, graph: Any, functions: bool) -> Graph:

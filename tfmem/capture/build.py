@@ -145,7 +145,9 @@ def build_graph(
     nodes = {node.name: node for node in body.node}
     for name in feeds:
         if op_name(name) not in nodes:
-            raise GraphError(f"the graph has no op '{op_name(name)}', which is to be fed")
+            raise GraphError(
+                f"the graph has no op '{op_name(name)}', which is to be fed; pass names of this graph's inputs"
+            )
         if name in feed_shapes:
             _tighten(nodes[op_name(name)], feed_shapes[name])
     with graph.as_default(), ops.control_dependencies(None):
@@ -155,7 +157,9 @@ def build_graph(
             handles = {name: _make_handle(nodes[name]) for name in map(op_name, feeds) if _is_handle(nodes[name])}
             _import_body(graph, body, handles)
         except IMPORT_ERRORS as error:
-            raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
+            raise GraphError(
+                f"TensorFlow cannot import the graph; make tf.graph_util.import_graph_def take it: {error}"
+            ) from error
     return [graph.get_tensor_by_name(name) for name in feeds]
 
 

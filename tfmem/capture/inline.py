@@ -137,7 +137,7 @@ class _Inliner:
         except (KeyError, ValueError) as error:
             raise GraphError(
                 f"function '{name}', called by op '{node.name}', is broken: it reads, returns or takes what is not "
-                f"there ({error})"
+                f"there ({error}); save the graph again together with its functions"
             ) from error
 
     def stays_compiled(self, call: NodeDef, function) -> bool:  # type: ignore[no-untyped-def]

@@ -138,7 +138,9 @@ def _ragged_of_rows(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
         integers = map(operator.index, itertools.chain.from_iterable(rows))
         return _ragged(np.fromiter(integers, np.int32, int(splits[-1])), splits)
     except (TypeError, AttributeError, OverflowError) as error:
-        raise DynamicError(f"an example holds something other than 32-bit integers: {error}") from None
+        raise DynamicError(
+            f"an example holds something other than 32-bit integers; pass lists of integers: {error}"
+        ) from None
 
 
 def _ragged(values: np.ndarray, splits: np.ndarray) -> tf.RaggedTensor:

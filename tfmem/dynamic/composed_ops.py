@@ -55,7 +55,7 @@ class ComposedOpReader(OpReader):
     def read_OneHot(self, op: Any) -> list[Any]:  # noqa: N802
         number = self.input(op, 0)
         if not isinstance(number, Argument):
-            raise DynamicError("its indices are no integer argument of the node")
+            raise DynamicError("its indices are no integer argument of the node; pass the index as one")
         depth = int(self.constant(op, 1))
         here = self.builder.add(Instruction("one_hot", depth, (), (number.below(depth),)))
         if (float(self.constant(op, 2)), float(self.constant(op, 3))) == (1.0, 0.0):

@@ -27,9 +27,13 @@ def require_usual_gradient(op: Any) -> None:
     try:
         same = _is_derivative(op)
     except Exception as error:
-        raise DynamicError("it has a custom gradient, which cannot be compared with the usual one") from error
+        raise DynamicError(
+            "tfmem cannot compare its custom gradient with the usual one; write it without tf.custom_gradient"
+        ) from error
     if not same:
-        raise DynamicError("its custom gradient is not the derivative of what it computes")
+        raise DynamicError(
+            "its custom gradient is not the derivative of what it computes; write it without tf.custom_gradient"
+        )
 
 
 def _is_derivative(op: Any) -> bool:

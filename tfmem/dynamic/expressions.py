@@ -56,7 +56,9 @@ def apply(
     for value in (*values, *integers):
         owner = getattr(value, "recorder", None)
         if owner is not None and recorder is not None and owner is not recorder:
-            raise DynamicError(f"{name}: its values belong to different node kinds, or to different handles")
+            raise DynamicError(
+                f"{name}: its values belong to different node kinds, or to different handles; use values of one node"
+            )
         recorder = owner or recorder
     operation = Operation(name, settings)
     if recorder is not None:
@@ -278,4 +280,4 @@ def sparse_softmax_cross_entropy(labels: int | Argument, logits: Expression) -> 
 
 def _first_axis(name: str, axis: int) -> None:
     if axis not in {0, -1}:
-        raise DynamicError(f"{name} along axis {axis}: vectors have only axis 0")
+        raise DynamicError(f"{name} along axis {axis}: vectors have only axis 0; pass axis=0")

@@ -68,7 +68,9 @@ class NodeKind:
         try:
             signature = inspect.signature(self.function)
         except (TypeError, ValueError) as error:
-            raise DynamicError(f"{self.function!r} cannot be the function of a node: {error}") from None
+            raise DynamicError(
+                f"{self.function!r} cannot be the function of a node: {error}; pass a function"
+            ) from None
         given = [each for each in signature.parameters.values() if each.default is each.empty]
         given = [each for each in given if each.kind is not each.VAR_KEYWORD]
         given = [each for each in given if each.name != "training" or each.kind is not each.KEYWORD_ONLY]

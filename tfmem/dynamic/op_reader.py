@@ -111,7 +111,7 @@ class OpReader(Reader):
         """A row of a parameter, of one number where it has one dimension."""
         shape = self.recorder.shape_of(weights.number)
         if not isinstance(argument, Argument) or (op.type == "ResourceGather" and op.get_attr("batch_dims")):
-            raise DynamicError("a lookup needs an integer argument of the node")
+            raise DynamicError("a lookup needs an integer argument of the node; pass the row's number as one")
         found = shape[:1] if op.type == "ResourceGather" else op.inputs[0].shape[:1].as_list()
         if weights.positions is not None or found[0] not in {None, shape[0]}:
             raise DynamicError(
@@ -259,7 +259,7 @@ class OpReader(Reader):
     def read_SparseSoftmaxCrossEntropyWithLogits(self, op: Any) -> list[Any]:  # noqa: N802
         logits, label = self.vector(op, 0), self.input(op, 1)
         if not isinstance(label, Argument):
-            raise DynamicError("the label is no integer argument of the node")
+            raise DynamicError("the label is no integer argument of the node; pass it as one")
         return [self.at(self.builder.cross_entropy(label.below(self.builder.width(logits)), logits))]
 
     # ---- reductions ----

@@ -163,7 +163,9 @@ class Reader:
         if constant is None:
             raise DynamicError(f"input {number} is no value of this node; pass it as a child or an argument")
         if not constant.size:
-            raise DynamicError(f"input {number} has shape {list(constant.shape)}, without a number")
+            raise DynamicError(
+                f"input {number} has shape {list(constant.shape)}, without a number; leave out what is empty"
+            )
         if constant.size > 1:
             if not op.inputs[number].dtype.is_floating:
                 raise DynamicError(

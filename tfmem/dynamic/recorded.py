@@ -45,7 +45,7 @@ class RecordedKinds:
         for loss in losses:
             if not isinstance(loss, Expression) or loss.measured is None:
                 raise DynamicError(
-                    "without kinds, an example is its loss, an expression that was recorded outside of a kind"
+                    "an example is no loss recorded outside of a kind; return one, or pass kinds= to specialize"
                 )
             if loss.width != 1:
                 raise DynamicError(f"the loss of an example has {loss.width} numbers; expected one number")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.variable_pb2 import VariableDef
@@ -13,7 +12,7 @@ from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from graph_passes.errors import GraphError
 from graph_passes.graph.ir import MEMORY_OPS
 from graph_passes.graph.ops import FUSION_OP
-from graph_passes.graph.serde import IMPORT_ERRORS
+from graph_passes.graph.serde import imported
 from graph_passes.passes.recurrent.match import RECURRENT_OP
 from graph_passes.report import Report
 from tfmem.capture.captured import READERS, Captured, is_stateful, op_name, unique
@@ -40,7 +39,7 @@ def capture_graph_def(
         feeds = [node.name for node in graph_def.node if node.op in placeholders]
     if fetches is None:
         fetches = unread(graph_def)
-    graph = _imported(graph_def)
+    graph = imported(graph_def)
     outputs = {op.name: len(op.outputs) for op in graph.get_operations()}
     for name in (*feeds, *fetches):
         if op_name(name) not in outputs:
@@ -52,7 +51,7 @@ def capture_graph_def(
         if index and int(index) >= outputs[op_name(name)]:
             raise GraphError(
                 f"the graph has no tensor '{name}', which is to be fed or fetched: the op has "
-                f"{outputs[op_name(name)]} outputs"
+                f"{outputs[op_name(name)]} outputs, numbered from 0; name one of these"
             )
     copy = GraphDef()
     copy.CopyFrom(graph_def)
@@ -173,16 +172,6 @@ def _signature_names(meta_graph: MetaGraphDef, side: str) -> list[str]:
     signatures = meta_graph.signature_def.values()
     infos = [info for signature in signatures for info in getattr(signature, side).values()]
     return list(unique([info.name for info in infos if info.WhichOneof("encoding") == "name"]))
-
-
-def _imported(graph_def: GraphDef) -> tf.Graph:
-    graph = tf.Graph()
-    try:
-        with graph.as_default():
-            tf.graph_util.import_graph_def(graph_def, name="")
-    except IMPORT_ERRORS as error:
-        raise GraphError(f"TensorFlow cannot import the graph: {error}") from error
-    return graph
 
 
 def _tensor_name(name: str) -> str:

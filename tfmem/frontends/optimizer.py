@@ -42,7 +42,10 @@ def avm_gradients(
     Raises:
         GraphError: called eagerly.
         OptionsError: an argument is of the wrong type.
-        NoGradientError: the loss depends on none of the variables.
+        raise NoGradientError(
+            f"'{loss.name}' depends on none of the {len(list(variables))} variables ({names}, ...); "
+            "pass variables that the loss reads"
+        )
         BudgetError: see `tfmem.optimize`.
     """
     if tf.executing_eagerly():
@@ -59,7 +62,10 @@ def avm_gradients(
     found = tf.gradients(loss, variables, **gradients)
     if all(gradient is None for gradient in found):
         names = ", ".join(str(getattr(variable, "name", variable)) for variable in list(variables)[:5])
-        raise NoGradientError(f"'{loss.name}' depends on none of the {len(list(variables))} variables ({names}, ...)")
+        raise NoGradientError(
+            f"'{loss.name}' depends on none of the {len(list(variables))} variables ({names}, ...); "
+            "pass variables that the loss reads"
+        )
     optimize_live(loss.graph, engine, loss, [tensor.name for tensor in _tensors(found)])
     return list(found)
 

@@ -214,13 +214,6 @@ class CellParser {
 
 }  // namespace
 
-std::vector<int> CellNode::exchanged() const {
-  if (kind == Kind::kRowSum) return arguments;
-  std::vector<int> operands;
-  for (const Term& term : terms) operands.push_back(term.operand);
-  return operands;
-}
-
 int Cell::stages() const {
   int last = 0;
   for (const CellNode& node : nodes) last = std::max(last, node.stage);

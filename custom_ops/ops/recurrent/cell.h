@@ -41,9 +41,6 @@ struct CellNode {
 
   bool scalar = false;  // one number a row, not one for each unit
   int stage = 0;        // of the step; between stages the processors exchange values
-
-  // The nodes whose values it needs of other processors.
-  std::vector<int> exchanged() const;
 };
 
 struct CellMatrix {

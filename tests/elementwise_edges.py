@@ -40,7 +40,7 @@ def points(op: str, count: int, dtype: str) -> tuple[list[NDArray[Any]], NDArray
 
 
 def tame_points(op: str, count: int) -> tuple[list[NDArray[Any]], NDArray[Any]]:
-    """Those of `points` in float32 where two correct implementations agree on what is finite."""
+    """The points of `points` in float32 where two correct implementations agree on what is finite."""
     arguments, gradient = points(op, count, "float32")
     tame = np.ones(len(gradient), bool)
     for array in arguments:

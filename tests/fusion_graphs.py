@@ -127,7 +127,7 @@ def run_graph(graph: Graph, op_patterns: Mapping[str, NodePattern]) -> dict[str,
 
 
 def run_plan(graph: Graph, op_patterns: Mapping[str, NodePattern], plan: Partition) -> dict[str, str]:
-    """The same of a planned graph: each region runs as a whole, each kernel reads variables before it writes any.
+    """The results of a planned graph: each region runs as a whole, each kernel reads variables before it writes any.
 
     Raises:
         KeyError: something is read that was not made yet.

@@ -14,7 +14,7 @@ from custom_ops.recurrent.reference import run
 
 
 class Gradients(NamedTuple):
-    """Of all that a cell reads, in the order of `run`'s arguments and in their shapes.
+    """The gradients of all that a cell reads, in the order of `run`'s arguments and in their shapes.
 
     They are zero where `Gradient` names nothing.
     """

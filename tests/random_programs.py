@@ -40,7 +40,7 @@ class Kinds:
     beyond: bool = True
 
     def of(self, dtypes: Iterable[str]) -> list[str]:
-        """Those of some dtypes that programs may have."""
+        """The ops of some dtypes that programs may have."""
         return [dtype for dtype in dtypes if dtype in self.dtypes]
 
 

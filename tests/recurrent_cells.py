@@ -55,7 +55,7 @@ def every_op() -> Cell:
 
 
 class Arguments(NamedTuple):
-    """Of `reference.run`, in its order."""
+    """The arguments of `reference.run`, in its order."""
 
     sequences: list[Array]
     invariants: list[Array]

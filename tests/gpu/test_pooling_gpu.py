@@ -28,7 +28,7 @@ FORMS = {
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("form", FORMS)
 def test_pooling_and_its_gradient(form: str, dtype: str, layout: str) -> None:
-    """Of whole numbers, many of them equal: sums are exact in any order, and equal ones show which has the gradient."""
+    """Sums of whole numbers are exact in any order. Many are equal, which shows which maximum has the gradient."""
     (n, h, w, c), window, strides, padding = FORMS[form]
     shape = (n, h, w, c) if layout == "NHWC" else (n, c, h, w)
     x = tf.cast(tf.constant(np.random.default_rng(0).integers(-2, 3, shape)), dtype)

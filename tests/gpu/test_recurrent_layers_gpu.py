@@ -57,7 +57,7 @@ def network(library: Any, name: str, units: int, dtype: str, masked: bool = Fals
 
 
 def set_precision(library: Any, dtype: str) -> None:
-    """Of inputs and of layers: Keras reads the first only until it has made a policy of it."""
+    """Sets the precision of inputs and of layers: Keras reads the first only until it has made a policy of it."""
     library.backend.set_floatx(dtype)
     if library is tf_keras:
         library.mixed_precision.set_global_policy(dtype)

@@ -198,7 +198,7 @@ def test_where_a_group_does_not_fit_a_launch_for_each_stage_stands_in(
 def test_blocks_that_wait_in_vain_are_replaced(
     library: Library, arch: int, stands_in: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of this program half of the blocks are never launched. The others give up, the fallback computes that call, and
+    """Half of this program's blocks are never launched. The others give up, the fallback computes that call, and
     what stands in the calls from then on: in another order, so that the last bits tell which of the two it was."""
     cell = cells.lstm()
     given = arguments(cell, UNITS, TIME, BATCH)

@@ -66,7 +66,7 @@ def test_equal_kernels_are_one(device: DeviceContext) -> None:
 
 
 def test_the_fastest_is_taken(device: DeviceContext, tmp_path: Path) -> None:
-    """Of the three that the model ranks first, the same one each time: what was timed is kept."""
+    """The fastest of the three that the model ranks first, the same one each time: what was timed is kept."""
     cache = Cache(tmp_path)
     region = doubled(64)
     (timed,) = build(region, 90, by_tuner(device, cache, 3), compile_source=device.compile_source)
@@ -168,7 +168,7 @@ def test_more_positions_than_32_bits_count(device: DeviceContext) -> None:
 
 
 def shared_cache(folder: str, barrier: Any) -> bytes:
-    """Of a process: a region's code, compiled by what takes its time, in a cache that others use at once."""
+    """The cache of a process: a region's code, compiled by what takes its time, in a cache that others use at once."""
 
     def compile_source(source: str, *_: object) -> bytes:
         time.sleep(0.05)

@@ -153,7 +153,7 @@ def test_what_a_kernel_cannot_compute_the_fallback_does(device: CpuDevice) -> No
 def test_products_of_float32_matrices(
     compiler: Compiler, device: CpuDevice, rows: int, depth: int, columns: int, transposed: bool, arch: int
 ) -> None:
-    """Of compute capability 8.0 and, by the instructions of a warpgroup, 9.0."""
+    """Kernels of compute capability 8.0 and, by the instructions of a warpgroup, 9.0."""
     random = np.random.default_rng(0)
     a, b = random.normal(size=(rows, depth)).astype("float32"), random.normal(size=(depth, columns)).astype("float32")
     bias = random.normal(size=columns).astype("float32")

@@ -89,7 +89,7 @@ output 11 0 1
 
 @pytest.mark.parametrize("behind", [(24, 1), (1, 37)])
 def test_beside_a_product(device: DeviceContext, behind: tuple[int, int]) -> None:
-    """Of its factor, which several tiles compute, and of its result: masks are equal, sums nearly so."""
+    """Masks of the factor, which several tiles compute, and of the result are equal, and sums nearly so."""
     program = from_text(LAYER.format(*behind))
     tensors = [normal(37, 48), normal(48, 24, seed=1), *STATE]
     shapes = [tensor.shape for tensor in tensors]

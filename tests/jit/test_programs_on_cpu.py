@@ -149,7 +149,7 @@ def test_casts(device: CpuDevice, source: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reductions(device: CpuDevice, dtype: str) -> None:
-    """Of two axes of three, and of all."""
+    """Reductions of two axes of three, and of all."""
     kinds = [kind for kind, dtypes in REDUCTIONS.items() if dtype in dtypes]
     reductions = "".join(f"reduce {kind} 0 0 2\nreduce {kind} 0 0 1 2\n" for kind in kinds)
     outputs = "".join(f"output {2 * i + 1} 1\noutput {2 * i + 2}\n" for i in range(len(kinds)))

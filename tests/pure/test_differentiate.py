@@ -181,7 +181,7 @@ def count(cell: Cell, kind: type) -> int:
 
 
 def test_lstm_is_one_product_a_step_and_one_gemm() -> None:
-    """And what moves is what cuDNN moves: four activated gates and c; the gates' gradients come out once."""
+    """What moves is what cuDNN moves: four activated gates and c; the gates' gradients come out once."""
     gradient = differentiate(cells.lstm())
     assert gradient.backward.matrices == ((1, 4),)
     assert count(gradient.backward, Product) == 1

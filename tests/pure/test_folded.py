@@ -64,6 +64,6 @@ def test_what_is_not(found: Graph, nbytes: int) -> None:
 
 
 def test_what_is_too_large_is_computed_in_the_step() -> None:
-    """And so is what it is made of."""
+    """The step also computes what that is made of."""
     assert not_run(graph(LARGE)) == frozenset()
     assert not_run(graph(source="Placeholder")) == frozenset()

@@ -26,7 +26,7 @@ def positions(index: Index, sizes: tuple[int, ...]) -> np.ndarray:
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_a_reshape_reads_the_elements_in_their_order(shape: list[int], random: object) -> None:
-    """Of any shape to any other of as many elements, wherever an index says it."""
+    """A tensor of any shape is reshaped to any other of as many elements, wherever an index says it."""
     count = prod(shape)
     divisors = [size for size in range(1, count + 1) if count % size == 0]
     others = [other for other in product(divisors, divisors, divisors) if prod(other) == count]

@@ -15,7 +15,7 @@ from graph_passes.refusals import Reason
 def kind_and_reason(
     op: str, dtype: str, inputs: int, shape: tuple[int, ...] = (4, 4), **attrs: Any
 ) -> tuple[OpPattern, str]:
-    """Of an op whose tensors are all alike."""
+    """The pattern of an op whose tensors are all alike."""
     names = [f"x{number}" for number in range(inputs)]
     given = [Node(name, "Placeholder", outputs=1) for name in names]
     node = Node("y", op, list(map(TensorId, names)), outputs=1, attrs={"T": DataType(dtype), **attrs})
@@ -26,7 +26,7 @@ def kind_and_reason(
 
 
 def counted(reader: str, index: int, fetched: bool = False) -> tuple[OpPattern, str]:
-    """Of a sum of int32 numbers that an op reads as input `index`."""
+    """The count of a sum of int32 numbers that an op reads as input `index`."""
     given = [Node(name, "Placeholder", outputs=1) for name in ("i", "x")]
     total = Node("total", "AddV2", [TensorId("i"), TensorId("i")], outputs=1, attrs={"T": DataType("int32")})
     inputs = [TensorId("x"), TensorId("x")]

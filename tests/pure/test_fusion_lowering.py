@@ -62,7 +62,7 @@ class Builder:
 
 
 def softmax() -> Graph:
-    """Of [4, 5] after a bias, by primitive ops."""
+    """A softmax of [4, 5] after a bias, by primitive ops."""
     b = Builder()
     b.add("x", "Placeholder", (), (4, 5))
     b.add("bias", "Placeholder", (), (5,))

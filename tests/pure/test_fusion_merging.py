@@ -56,7 +56,7 @@ def forward(*, op: str = "MatMul", **attrs: Any) -> Build:
 
 
 def trained(rest: bool = True) -> Build:
-    """The same with gradients, as an attention's projections have them: the operand is three-dimensional."""
+    """The layers with gradients, as an attention's projections have them: the operand is three-dimensional."""
     b = Build()
     b("x", "Placeholder", (2, ROWS // 2, SIZE))
     for name in NAMES:

@@ -41,7 +41,7 @@ output 3 1
 
 
 def powers(count: int) -> str:
-    """Of each row the sums of so many powers of its elements."""
+    """The sums, for each row, of so many powers of its elements."""
     lines = ["program 1", "axes 0 0", "tensor float32 2", "input 0 a0 a1"]
     for power in range(count):
         lines += [f"multiply {2 * power - 1 if power else 0} 0", f"reduce sum {2 * power + 1} 1"]
@@ -81,7 +81,7 @@ def test_a_row_is_loaded_ahead_while_there_are_registers(elements: int, ahead: t
 
 
 def test_sums_over_rows_that_do_not_fit_are_refused() -> None:
-    """Of 64 elements of a row a thread has a sum each: one of them fits the 96 registers, two do not."""
+    """A thread has a sum for each of 64 elements of a row: one of them fits the 96 registers, two do not."""
     columns, flat = 256 * 64, "GRID_4-CTA_256"
     text = f"reduce_2[GRID_4,CTA];reduce_3[GRID_4,CTA];output_0[{flat}];output_1[{flat}];"
     one = COLUMNS.replace("reduce sum 1 0\n", "").replace("output 3 1\n", "")

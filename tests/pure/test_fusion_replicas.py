@@ -180,7 +180,7 @@ def test_what_updates_depend_on_in_their_own_lane_alone() -> None:
 
 
 def test_what_any_update_depends_on_behind_collectives() -> None:
-    """Of a worker; what lies before a collective, such as the inputs of its sum, may differ from other workers'."""
+    """What lies before a collective, such as the inputs of its sum, may differ from that of other workers."""
     graph = of_updates()
     mine = {"split", "rate", "w0", "w1", "m0", "m1", "u0", "u1", "count", "counted", "one"}
     expected = {name for name in graph.nodes if name.replace("/0", "").replace("/1", "") in mine}

@@ -15,7 +15,7 @@ from tests.fusion_graphs import UNIT, Nodes
 
 
 def scorer(made: Nodes, *results: str, packed: float = 0.0) -> Scorer:
-    """Of all nodes that can be in a kernel."""
+    """A scorer of all nodes that can be in a kernel."""
     graph, known = made.graph(), made.op_patterns
     inside = [name for name in topological(graph) if known[name].pattern in IN_KERNELS]
     given = candidate_of(graph, known, inside, {TensorId(name) for name in results}, lambda name: True)

@@ -135,7 +135,7 @@ def test_what_reads_the_same_is_one_piece() -> None:
 
 
 def test_many_threads_put_parts_together() -> None:
-    """Of sums over rows, of which each CTA has a part, in all kernels that there are."""
+    """All kernels of sums over rows of which each CTA has a part."""
     shapes = [(8192, 3072), (3072,), (8192, 3072)]
     pattern = Pattern.of(from_text(GELU), shapes)
     sizes = pattern.program.sizes(pattern.merged(shapes))
@@ -180,7 +180,7 @@ def test_what_is_waited_for_takes_its_time(columns: int | None, cached: int) -> 
 
 
 def test_half_types_are_moved_as_two_bytes() -> None:
-    """Of so many numbers that moving them takes the most time."""
+    """A kernel of so many numbers that moving them takes the most time."""
 
     def seconds(dtype: str) -> float:
         program = from_text(f"program 1\naxes 0\ntensor {dtype} 1\ninput 0 a0\nadd 0 0\noutput 1 0\n")

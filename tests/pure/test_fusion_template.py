@@ -53,7 +53,7 @@ def test_what_is_no_template_is_refused(text: str) -> None:
     ],
 )
 def test_attributes_of_a_reduction(schedule: str, expected: Mapping) -> None:
-    """Of the maximum over axis 1, or over both where both are rows, in CTAs of 256 threads."""
+    """The attributes of the maximum over axis 1, or over both where both are rows, in CTAs of 256 threads."""
     over_all = schedule.startswith("[GRID_9-CTA_256,GRID")
     reduced = "reduce max 0 0 1\noutput 1\n" if over_all else "reduce max 0 1\noutput 1 0\n"
     pattern = Pattern.of(from_text(f"program 1\naxes 0 0\ntensor float32 2\ninput 0 a0 a1\n{reduced}output 0 1 0\n"))
@@ -131,7 +131,7 @@ def test_one_cta_waits_for_itself_alone() -> None:
 
 
 def test_updates_of_variables_are_one_function() -> None:
-    """Of any shapes: their axes become one, whose size is an argument."""
+    """Variables of any shapes: their axes become one, whose size is an argument."""
     program, tensors = adam([(40, 30), (7, 5, 3), (30,)])
     pattern = Pattern.of(program, [tensor.shape for tensor in tensors])
     flat = "GRID_4-CTA_256"

@@ -55,7 +55,7 @@ def test_loops_end_with_the_axis_along_which_tensors_lie(index: str, last: int) 
 
 
 def test_whole_vectors_are_loaded_without_a_check() -> None:
-    """Of an axis of known size, since its tensor is longer: vectors of four leave no rest of 8192 elements."""
+    """Vectors of four leave no rest along an axis of 8192 elements, a known size."""
 
     def text(size: int) -> str:
         program = from_text(f"program 1\naxes {size}\ntensor float32 1\ninput 0 a0\nexp 0\noutput 1 0\n")

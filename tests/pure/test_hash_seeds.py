@@ -1,4 +1,4 @@
-"""The same graph gives the same plan in every process: nothing depends on the order in which sets are iterated."""
+"""One graph gives the same plan in every process: nothing depends on the order in which sets are iterated."""
 
 from __future__ import annotations
 

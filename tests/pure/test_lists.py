@@ -230,7 +230,7 @@ def test_the_report_says_for_what_the_budget_is_not_enforced() -> None:
 
 
 def test_a_loop_in_a_loop_keeps_lists_of_lists() -> None:
-    """Of 8 steps in each of 40: 160 MiB for each list of the inner loop."""
+    """Loops of 8 steps in each of 40: 160 MiB for each list of the inner loop."""
     inner = step(steps=8)
     del inner.functions["back", "body"]
     inner.remove(["end", "back", "loss"])

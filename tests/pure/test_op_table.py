@@ -27,7 +27,7 @@ ENDS = [-np.inf, -30.0, -2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0, np.inf]
 
 @pytest.mark.parametrize("op", TABLE)
 def test_the_interval_contains_the_values(op: str) -> None:
-    """Of every argument in its own interval, ends and numbers between them."""
+    """The values of every argument in its own interval, ends and numbers between them."""
     entry = TABLE[op]
     intervals = [(low, high) for low, high in product(ENDS, ENDS) if low <= high]
     random = np.random.default_rng(0)

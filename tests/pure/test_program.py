@@ -95,7 +95,7 @@ def test_what_draws_nothing(line: str, message: str) -> None:
 
 
 def test_philox_has_its_published_numbers() -> None:
-    """Of Random123's kat_vectors, philox4x32 of 10 rounds."""
+    """The numbers are those of Random123's kat_vectors, philox4x32 of 10 rounds."""
     none = np.zeros(1, np.int64)
     words = [int(word[0]) for word in philox(0, (0, 0), none)]
     assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]

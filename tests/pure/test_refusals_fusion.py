@@ -174,7 +174,7 @@ def test_an_op_that_a_cpu_leaves_to_tensorflow(reason: Reason) -> None:
 def convolution(
     image: Shape = (2, 8, 8, 3), dtype: str = "float32", result: Shape = (2, 4, 4, 4), padding: str = "VALID"
 ) -> Op:
-    """Of 3 x 3 pixels, each other one."""
+    """A convolution of 3 x 3 pixels, each other one."""
     attrs = {"strides": (1, 2, 2, 1), "padding": padding}
     return Op("Conv2D", [Of(image, dtype), Of((3, 3, 3, 4), dtype)], [Of(result, dtype)], attrs=attrs)
 

@@ -341,7 +341,7 @@ def test_what_is_written_over_a_slice_keeps_all_that_is_sliced() -> None:
 
 
 def test_gates_between_pure_ops_are_opened() -> None:
-    """And those of updates, and fetched ones, stay."""
+    """The gates of updates, and fetched ones, stay."""
     net = Net()
     for name in ("a", "b", "c"):
         net.add(name, "Relu", ["x"], (BATCH, 16))

@@ -238,7 +238,7 @@ def test_no_such_kernel_where_no_grid_is_chosen_or_it_does_not_run(cache):
 
 
 def test_a_grid_that_is_tried_second_has_one_too(cache):
-    """Of three that are tried the first two are the best ranked, the last the next of the fastest's kind, or any."""
+    """Three are tried: the two that are ranked best, and the next one of the fastest's kind, or any."""
     bench = FakeBench({(SMALL, 1): 3, (MIDDLE, 1): 2, (GRID, 1): 1, (LAUNCHES, 1): 9})
     given = {"top": 3, "progress": False, "without_waiting": lambda: (LAUNCHES, 5.0)}
     tuned = tune(bench, ranked(SMALL, MIDDLE, GRID), cache, (1,), **given)

@@ -50,7 +50,7 @@ def convolutions(resource: bool = True) -> None:
 
 
 def reference_variables() -> None:
-    """The same with the variables of TensorFlow 1."""
+    """The graph of `variables` with the variables of TensorFlow 1."""
     convolutions(resource=False)
 
 
@@ -75,7 +75,7 @@ def lstm() -> None:
 
 
 def lowered_lstm() -> None:
-    """The same as a cycle of Enter, Merge and Switch."""
+    """The LSTM as a cycle of Enter, Merge and Switch."""
     v1.disable_control_flow_v2()
     try:
         lstm()

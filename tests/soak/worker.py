@@ -47,7 +47,7 @@ class Case:
 
     @classmethod
     def of(cls, seed: int, bases: Mapping[str, Any]) -> Case:
-        """The same for a seed, always; some are not mutated at all."""
+        """One graph for each seed, always the same; some are not mutated at all."""
         dice = random.Random(seed)
         base = dice.choice(sorted(bases))
         graph_def = mutated(bases[base], dice) if dice.random() < 0.98 else bases[base]

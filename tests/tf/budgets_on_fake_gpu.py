@@ -51,7 +51,7 @@ class Layers:
 
 
 def losses(x: Any, count: int) -> tuple[list[float], list[np.ndarray]]:
-    """Of the step as it is, and its weights in the end."""
+    """The losses of the step as it is, and its weights in the end."""
     model = Layers()
     found = [float(model.step(x)) for _ in range(count)]
     return found, [each.numpy() for each in model.variables]

@@ -215,7 +215,7 @@ def test_groups(gpu: FakeGpu, groups: int) -> None:
 
 
 def test_dilations(gpu: FakeGpu) -> None:
-    """Of which TensorFlow has no gradients on a CPU."""
+    """TensorFlow has no gradients of dilated convolutions on a CPU."""
     form = ((9, 11, 2), (3, 3, 2, 3), (1, 1), (2, 3), "SAME")
     x, w = given(form)
     found = one(gpu, "Conv2D", [x, w], (2, 9, 11, 3), padding="SAME", dilations=[1, 2, 3, 1])

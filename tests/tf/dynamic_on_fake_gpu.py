@@ -212,7 +212,7 @@ def test_recorded_graphs_say_that_a_kernel_is_compiled_anew(gpu: FakeGpu, monkey
 
 
 def net_losses(values, net: TreeLSTM, trees):
-    """Of the net with these parameters."""
+    """The losses of the net with these parameters."""
     now = [parameter.numpy() for parameter in net.parameters]
     for parameter, value in zip(net.parameters, values, strict=True):
         parameter.assign(value)

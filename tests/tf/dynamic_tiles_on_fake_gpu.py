@@ -81,7 +81,7 @@ def example(count: int, hidden: int = 12, width: int = 8) -> tuple[ExampleNet, l
 
 
 def test_gradients_are_compared_before_the_net_learns(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a net that has learnt are small differences of large numbers."""
+    """The gradients of a net that has learnt are small differences of large numbers."""
     monkeypatch.setattr(handles, "Programs", lambda options, dtype: FakePrograms(gpu, {}))
     net, given = example(4)
     other = as_tiles(program_of(gpu, net.handle), True)

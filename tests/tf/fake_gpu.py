@@ -107,7 +107,7 @@ class FakeGpu:
         return int(self._driver.fake_kernel_errors())
 
     def programs(self, region: Region, choose: Choose | None = None) -> list[FusionProgram]:
-        """Of a region, for this device."""
+        """The programs of a region, for this device."""
         return programs.build(region, ARCH, choose or programs.by_model(PROCESSORS), compile_source=self.compile_source)
 
     def set_time(self, algorithm: int, milliseconds: float) -> None:
@@ -119,7 +119,7 @@ class FakeGpu:
         return [self.cublas.fake_cublas_runs(number) for number in range(ALGORITHMS)]
 
     def asked(self) -> tuple[int, int, int, int]:
-        """Of cuBLASLt for the last product: the type of its matrices, of its sums, of its factors; their alignment."""
+        """The last product's types of matrices, sums and factors, as asked of cuBLASLt, and their alignment."""
         found = (ctypes.c_int * 4)()
         self.cublas.fake_cublas_asked(found)
         return found[0], found[1], found[2], found[3]
@@ -149,7 +149,7 @@ class FakeGpu:
 
 @pytest.fixture(name="gpu", scope="session")
 def fixture_gpu() -> FakeGpu:
-    """Of the process, in which TfmemFusion runs on it from then on."""
+    """The GPU of the process, in which TfmemFusion runs on it from then on."""
     return FakeGpu(*os.environ[LIBRARIES].split(os.pathsep))
 
 

@@ -282,7 +282,7 @@ def beside_moves_as_the_model_chooses() -> None:
 
 
 def beside_moves_of_one_replica() -> None:
-    """Of a strategy's variables, which have one copy."""
+    """A strategy of one replica, whose variables have one copy."""
     one = tf.distribute.OneDeviceStrategy("CPU:0")
     made = [Gelus(one, 0.0, None) for _ in range(3)]
     for each in made:

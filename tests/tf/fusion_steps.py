@@ -64,7 +64,7 @@ class Step:
         return fetched, [kept.get(variable.ref(), variable.numpy()) for variable in self._variables]
 
     def expected(self) -> tuple[list[Any], list[Any]]:
-        """The same of TensorFlow, which updates the variables."""
+        """TensorFlow's results; it updates the variables."""
         results = [np.asarray(result) for result in tf.nest.flatten(self._concrete(*self._arguments))]
         return results, [variable.numpy() for variable in self._variables]
 

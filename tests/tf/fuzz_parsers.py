@@ -110,7 +110,7 @@ SANITIZERS = (
 
 
 def corpus() -> Iterator[tuple[str, bytes]]:
-    """Of each kind what is valid: the library's cells and their gradients' cells, headers of GPU programs, programs
+    """Valid texts of each kind: the library's cells and their gradients' cells, headers of GPU programs, programs
     over tensors, and dynamic nets."""
     for spec in (*map(dynamic_specs.tree_rnn, (5, 19, 130)), dynamic_specs.of_all_ops(3)):
         yield "dynamic", spec.text.encode()

@@ -97,7 +97,7 @@ class Deep(Training):
 
 
 class AllReduced(Training):
-    """The same net, whose replicas sum their gradients themselves, in collectives of a size."""
+    """The net, whose replicas sum their gradients themselves, in collectives of a size."""
 
     def __init__(self, strategy: tf.distribute.Strategy, rate: float, options: Any) -> None:
         super().__init__(strategy, rate)
@@ -124,7 +124,7 @@ def peak_of(training: Training) -> int:
 
 @cache
 def usual_peak(rate: float = 0.0) -> int:
-    """That of a net; `rate` is of dropout."""
+    """The usual peak of a net; `rate` is of dropout."""
     return peak_of(Training(mirrored(), rate))
 
 

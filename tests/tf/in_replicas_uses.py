@@ -165,7 +165,7 @@ def embeddings(library: Any) -> None:
 
 
 def metrics(library: Any) -> None:
-    """Those of a replica are summed."""
+    """The metrics of a replica are summed."""
     several = [library.metrics.SparseTopKCategoricalAccuracy, library.metrics.SparseCategoricalAccuracy]
     require_equal_fits(library, dense, metrics=lambda: [each() for each in several])
 
@@ -262,7 +262,7 @@ def recurrent_layers() -> None:
 
 
 class Distributed(Training):
-    """The same net, on parts of a batch that the caller made, of unequal sizes."""
+    """The net, on parts of a batch that the caller made, of unequal sizes."""
 
     def losses(self, function: Any = None) -> list[float]:
         function = tf.function(self.in_all) if function is None else function
@@ -274,7 +274,7 @@ class Distributed(Training):
 
 
 class Iterated(Training):
-    """The same net, on batches of a distributed data set."""
+    """The net, on batches of a distributed data set."""
 
     def losses(self, function: Any = None) -> list[float]:
         function = tf.function(self.in_all) if function is None else function
@@ -283,7 +283,7 @@ class Iterated(Training):
 
 
 class Accumulated(AllReduced):
-    """The same net, whose replicas add up the gradients of two halves of their batch before they meet."""
+    """The net, whose replicas add up the gradients of two halves of their batch before they meet."""
 
     def step(self, x: Any) -> Any:
         losses, sums = [], None

@@ -122,7 +122,7 @@ def fitted(
 
 
 def batches() -> tf.data.Dataset:
-    """The same on all workers."""
+    """Equal batches on all workers."""
     rows = tf.data.Dataset.from_tensor_slices((BATCH, np.arange(len(BATCH)) % 7)).batch(1024)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -96,7 +96,7 @@ def peak(worker: Worker) -> int:
 
 
 def collectives(concrete: Any) -> list[tuple[str, Any]]:
-    """Those of a function, with what each sums."""
+    """The collectives of a function, with what each sums."""
     found = [op for graph in traced_graphs(concrete.graph).values() for op in graph.get_operations()]
     return sorted((op.type, str(op.inputs[0].shape)) for op in found if op.type in ops.COLLECTIVES)
 

@@ -151,7 +151,7 @@ def regions_beside_the_moves_of_a_worker(worker: Worker) -> None:
 
 
 def regions_beside_moves(worker: Worker) -> None:
-    """Of both workers, timed in turn."""
+    """The regions of both workers, timed in turn."""
     report = beside_moves(worker, (True, True))
     require_both(report)
     assert ", in turn" in report.fusion, report.fusion

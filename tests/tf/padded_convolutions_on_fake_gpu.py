@@ -75,7 +75,7 @@ def test_depthwise(gpu: FakeGpu, on_gpu: Callable[..., None], stride: int, paddi
 
 
 def test_channels_first_with_dilations(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
-    """Of which TensorFlow has no gradients on a CPU."""
+    """TensorFlow has no gradients of these on a CPU."""
     on_gpu()
     x, w = tf.constant(numbers(2, 3, 8, 9)), tf.constant(numbers(3, 2, 3, 4))
 

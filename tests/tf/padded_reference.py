@@ -28,7 +28,7 @@ DEPTHWISE = "DepthwiseConv2dNative"
 
 
 def attributes(strides: Any, dilations: Any, padding: Any, layout: str = "NHWC") -> dict[str, Any]:
-    """Of a convolution; `padding` is a name, or pairs for height and width."""
+    """The attributes of a convolution; `padding` is a name, or pairs for height and width."""
 
     def along(pair: Any, other: Any) -> tuple[Any, ...]:
         return tuple((other, *pair, other)[place] for place in LAYOUTS[layout])

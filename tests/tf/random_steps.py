@@ -32,7 +32,7 @@ class Net:
         self.variables = [tf.Variable(0.5 * values.normal(size=shape).astype(np.float32)) for shape in shapes]
 
     def step(self) -> Callable[..., Any]:
-        """Of rows, labels and a weight for each row."""
+        """A step over rows, labels and a weight for each row."""
         signature = [
             tf.TensorSpec([None, FEATURES], tf.float32),
             tf.TensorSpec([None], tf.int32),

@@ -50,7 +50,7 @@ def distance(found: Any, expected: Any) -> float:
 
 
 def distances(found: Any, expected: Any) -> list[float]:
-    """Of outputs and final states."""
+    """The distances of outputs and final states."""
     pairs = [pair for kinds in zip(found, expected, strict=True) for pair in zip(*kinds, strict=True)]
     return [distance(tensor, array) for tensor, array in pairs]
 

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def unknown(x):
-    """The same tensor, of unknown shape."""
+    """The tensor with an unknown shape."""
     return tf.py_function(lambda x: x, [x], x.dtype)
 
 

@@ -156,7 +156,7 @@ def run_tf(cell: Cell, tensors: Arguments) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("name", library(UNITS))
 def test_gradients_are_tensorflows(name: str) -> None:
-    """And so are the values."""
+    """Values are TensorFlow's, too."""
     cell = library(UNITS)[name]
     given = arguments(cell, UNITS, TIME, BATCH, masked=name.endswith(("masked", "zeroed")))
     tensors = Arguments(*([tf.constant(array) for array in arrays] for arrays in given))

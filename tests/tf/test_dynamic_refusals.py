@@ -66,7 +66,7 @@ OPTIMIZERS = [dynamic.SGD(0.1), dynamic.SGD(0.1, 0.9), dynamic.Adam(0.01)]
 
 
 class Frozen(TreeLSTM):
-    """Of which the named parameters are not trained."""
+    """A layer of which the named parameters are not trained."""
 
     def freeze(self, *names: str) -> Frozen:
         for name in names:

@@ -96,7 +96,7 @@ def gradient(upstream: Any, x: Any, scale: Any, mean: Any, variance: Any, offset
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("activation", ["Relu", "Identity"])
 def test_its_gradient_is_that_of_all_three(activation: str, training: bool) -> None:
-    """That of a side input, too; behind a ReLU only what is positive has one."""
+    """The gradient of a side input is, too; behind a ReLU only what is positive has one."""
     x, scale, offset, mean, variance, y = arguments((3, 5, 1, 12), "float32")
     upstream = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
 

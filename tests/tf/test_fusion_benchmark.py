@@ -87,7 +87,7 @@ def test_a_copy_is_measured_beside_large_tensors(results) -> None:
 
 
 def profile(*, marked: bool) -> bytes:
-    """Of two steps of 10 ms: fusion_3 at 2 and 5 ms, sgemm at 3 beside a copy on another stream, a millisecond each."""
+    """A profile of two steps of 10 ms: fusion_3 at 2 and 5 ms, sgemm at 3 beside another stream's copy, 1 ms each."""
     space = xplane_pb2.XSpace()
     host, gpu = space.planes.add(name="/host:CPU"), space.planes.add(name="/device:GPU:0")
     host.event_metadata[1].name = f"{kernels.STEP}#step_num=0#"

@@ -24,7 +24,7 @@ def unary(draw, x):
 
 
 def binary(draw, x, y):
-    """Of two tensors that can be broadcast, else of one and its reduction."""
+    """An op of two tensors that can be broadcast, else of one and its reduction."""
     try:
         tf.broadcast_static_shape(x.shape, y.shape)
     except ValueError:

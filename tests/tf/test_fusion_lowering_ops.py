@@ -265,7 +265,7 @@ def test_gradients_to_the_bit(name, dtype):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 17])
 def test_add_n(count):
-    """Of more than nine TensorFlow adds first what it then writes into: its order is not the same everywhere."""
+    """TensorFlow adds more than nine by first adding what it then writes into: its order differs between places."""
     lowered = Lowered(lambda *x: raw.AddN(inputs=x), *(random((7, 13), seed=seed) for seed in range(count)))
     compare(lowered, *((4, 1e-5) if count > 9 else (EXACT,)))
 

@@ -23,7 +23,7 @@ def values(*shape, seed=0):
 
 
 def loss(x, labels, bias):
-    """Of logits, and its gradient; written with primitive ops."""
+    """The loss of logits, and its gradient; written with primitive ops."""
     logits = x + bias
     shifted = logits - tf.reduce_max(logits, -1, keepdims=True)
     exponentials = tf.exp(shifted)
@@ -40,7 +40,7 @@ def fused(x, labels, bias):
 
 
 def heads(x, labels, bias):
-    """Of [batch, 5]: split, transposed and put together again."""
+    """The heads of [batch, 5]: split, transposed and put together again."""
     split = tf.reshape(tf.tile(x, [1, 4]), [-1, 4, 5])
     turned = tf.transpose(split, [0, 2, 1]) * 2.0
     return tf.reshape(turned, [-1, 20]), tf.concat([x, turned[:, :, 1]], 1), tf.pad(x, [[0, 0], [1, 2]])

@@ -264,7 +264,7 @@ def test_a_loop_runs_it() -> None:
 
 
 class Model(tf.Module):
-    """Whose step is a region."""
+    """A model whose step is a region."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ def test_where_it_is_computed() -> None:
 
 
 def test_a_step_on_a_cpu_trains_embeddings_as_without() -> None:
-    """Of IndexedSlices, by a sparse update; and refuses what TensorFlow refuses."""
+    """IndexedSlices update sparsely; a step refuses what TensorFlow refuses."""
 
     def made() -> tuple[tf.Variable, Any]:
         table = tf.Variable(np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32))

@@ -90,7 +90,7 @@ def test_symbolic_gradients(pair, x):
 
 
 def test_jacobians_nested_tapes_and_forward_accumulators():
-    """Of a net without a loop: through loops, TensorFlow has no such gradients."""
+    """The gradients of a net without a loop: through loops, TensorFlow has no such gradients."""
     x, direction = tf.random.stateless_normal([3, 5], [1, 2]), tf.random.stateless_normal([3, 5], [3, 4])
     net = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(2)])
 

@@ -70,7 +70,7 @@ def rewritten(function, *specs):
 
 
 def test_feeds_of_every_kind():
-    """Of unknown rank and size, empty, texts, handles, unread, fetched, waited for, and with names that are taken."""
+    """Feeds of unknown rank or size, empty, texts, handles, unread, fetched, waited for, and with taken names."""
     weights = tf.Variable(tf.ones([3, 3]))
 
     @tf.function

@@ -79,7 +79,7 @@ def test_so_do_they_where_nothing_is_observed(x: Any, flow: Any) -> None:
 
 
 def test_elements_that_the_allocator_does_not_count(flow: Any) -> None:
-    """Of 128 KiB: the observed steps take them from the estimate."""
+    """Elements of 128 KiB: the observed steps take them from the estimate."""
     before = in_use()
     function = within(Net().step, 100 * MIB + before)
     x = tf.random.stateless_normal([512, 64], [3, 4])

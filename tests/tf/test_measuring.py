@@ -109,7 +109,7 @@ def test_calls_that_overlap_disturb_each_other(monkeypatch):
 
 
 def test_a_call_that_waits_for_other_processes_makes_none_wait(monkeypatch):
-    """And neither it nor one that is measured meanwhile knows what it took."""
+    """Neither it nor one that is measured meanwhile knows what it took."""
     engine = make_engine(tfmem.Options(memory_budget="1GiB"))
     device = [engine.settings.target.name]
     assert engine.meter.watched_on(device, lambda: 7, elsewhere=True)[1] is not None

@@ -237,7 +237,7 @@ def test_a_failing_replacement_leaves_the_layer(batch, flow, broken):
 
 @pytest.mark.parametrize("name", ["grappled", "restore_concrete"])
 def test_a_graph_error_of_a_graph_with_replaced_layers_is_a_fault(name, monkeypatch):
-    """Of a trace that cannot be read, it is the user's."""
+    """For a trace that cannot be read, it is the user's error."""
     layer = tf.keras.layers.LSTM(8)
     x = tf.random.stateless_normal([2, 5, 3], [1, 2])
     expected = layer(x)

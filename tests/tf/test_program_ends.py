@@ -140,7 +140,7 @@ def test_a_program_does_not_wait_for_planning(pause: float) -> None:
 
 
 def test_planning_asks_often_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is left undone the first time that the program has ended, however far it is."""
+    """Planning is left undone the first time that the program has ended, however far it is."""
     times: list[float] = []
     last = 10**9
 

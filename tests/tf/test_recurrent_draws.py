@@ -85,7 +85,7 @@ def test_one_draw_is_one_number_everywhere(kind: str, early: bool, training: boo
 
 
 def _gradient(start: Any, drawn: Any) -> Any:
-    """That of the loss, step by step, for what was drawn."""
+    """The gradient of the loss, step by step, for what was drawn."""
     h = first = tf.constant(start)
     loss = tf.zeros([])
     with tf.GradientTape() as tape:

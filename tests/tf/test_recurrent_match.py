@@ -72,7 +72,7 @@ def test_layers(package: Any, form: str) -> None:
 @pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
 @pytest.mark.parametrize("reset_after", [False, True])
 def test_gates_of_the_input_are_read_where_they_lie(package: Any, reset_after: bool) -> None:
-    """And not cut apart first, which would copy them all."""
+    """They are not cut apart first, which would copy them all."""
     layer = randomised(package.layers.GRU(UNITS, reset_after=reset_after))
     plan = check(layer, [SEQUENCE], [X])
     (launch,) = plan.matches[0].launches
@@ -181,7 +181,7 @@ def test_dropout_of_states(package: Any, kind: str) -> None:
 @pytest.mark.parametrize("package", KERAS, ids=lambda package: package.__name__)
 @pytest.mark.parametrize("units", [UNITS, 1])
 def test_layer_normalisation_in_a_cell(package: Any, units: int) -> None:
-    """The same weights each time: with some, in one of 60 draws, four units are normalised that hardly differ, and
+    """Equal weights each time: with some, in one of 60 draws, four units are normalised that hardly differ, and
     float32 is off from float64 by 1e-5, before and after."""
     package.utils.set_random_seed(0)
 

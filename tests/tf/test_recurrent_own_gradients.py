@@ -144,7 +144,7 @@ def graph_of(own: Callable[[Any], Any], loop: Callable[..., Any] = looped) -> An
 
 
 def optimized(graph_def: Any) -> tuple[Any, RecurrentPlan]:
-    """And the plan: an unchanged GraphDef has no report."""
+    """The optimised graph and the plan: an unchanged GraphDef has no report."""
     names = ["loss", "kernel_gradient", "recurrent_gradient", "initialize"]
     result = tfmem.optimize(graph_def, feeds=["x"], fetches=names)
     graph = serde.from_graph_def(graph_def, functions=True)

@@ -18,7 +18,7 @@ L = keras.layers
 
 
 def results(step: Any, *arguments: Any) -> tuple[list[Any], Any]:
-    """Of a `tf.function` and of the same, optimised; and the report."""
+    """The results of a `tf.function` and of the same, optimised; and the report."""
     plain = [np.asarray(value) for value in tf.nest.flatten(step(*arguments))]
     optimized = tfmem.optimize(step)
     replaced = [np.asarray(value) for value in tf.nest.flatten(optimized(*arguments))]

@@ -44,7 +44,7 @@ def training(network: Any, x: Any) -> Any:
 
 
 def reported(function: Any, *arguments: Any) -> tfmem.Report:
-    """Of the optimized function, which computes the same."""
+    """The report of the optimised function, which computes the same."""
     plain = tf.nest.flatten(function(*arguments))
     optimized = tfmem.optimize(function)
     for before, after in zip(plain, tf.nest.flatten(optimized(*arguments)), strict=True):
@@ -131,7 +131,7 @@ def unrolled(x: Any, h: Any, w: Any, r: Any, activation: Callable[[Any], Any] = 
 
 
 def test_a_state_that_another_recurrence_left() -> None:
-    """Of an encoder and a decoder, the gradient of what the one hands to the other is wanted."""
+    """The gradient, in an encoder and a decoder, of what the one hands to the other is wanted."""
     (w, r), (v, s) = weights(), weights()
 
     @tf.function

@@ -40,7 +40,7 @@ def numpy_of(dtype: str) -> type:
 
 
 def numbers(dtype: str, count: int, seed: int = 0) -> Array:
-    """Of all sizes; integers wrap when they are multiplied."""
+    """Numbers of all sizes; integers wrap when they are multiplied."""
     random = np.random.default_rng(seed)
     if dtype == "bool":
         return random.integers(0, 2, count).astype(bool)

@@ -32,7 +32,7 @@ def values(call, x):
 
 
 def check(function):
-    """The same values as without, and no op that TensorFlow does not run; the ops that ran. Reads are not counted:
+    """Require plain values, and no op that TensorFlow does not run; returns the ops that ran. Reads are not counted:
     TensorFlow's Grappler merges those of several bodies."""
     plain, pruned = restored(function)
     ops = Counter()
@@ -117,13 +117,13 @@ def bodies_read(depth, monkeypatch):
 
 
 def test_loops_within_loops_are_read_a_few_times_each(monkeypatch):
-    """And not, as a solver of TensorFlow Probability showed, some times more for each loop around them."""
+    """A solver of TensorFlow Probability showed inner loops that were read more often for each loop around them."""
     few, more = (bodies_read(depth, monkeypatch) for depth in (3, 6))
     assert 0 < more <= 2.5 * few
 
 
 def test_gradients():
-    """Of a loop that keeps a list of everything for each gradient that might be asked for."""
+    """The gradient of a loop that keeps a list of everything for each gradient that might be asked for."""
     used, unused = tf.Variable(tf.ones([3, 3])), tf.Variable(tf.ones([3, 3]))
 
     @tf.function

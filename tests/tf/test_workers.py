@@ -258,7 +258,7 @@ def test_no_worker_runs_regions_that_another_does_not(second: Offer | None, why:
 
 
 def test_workers_choose_regions_by_the_slowest() -> None:
-    """And where one has new ones; there need not be any on the others."""
+    """Workers also choose again where one has new ones; there need not be any on the others."""
     other = Offer(kernels="a", regions=0, new=True, moved=1.0, unlimited=1.5)
     both = offer_of_all(dict(zip(TASKS, (OFFER, other), strict=True)), 5)
     assert both == Offer(regions=2, new=True, moved=2.0, unlimited=1.5)

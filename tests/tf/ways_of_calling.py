@@ -35,7 +35,7 @@ class Net:
     model: Any = None
 
     def __init__(self) -> None:
-        """The same weights each time."""
+        """A net with equal weights each time."""
         self.weights = tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], [1, 2], stddev=0.1))
 
     def train(self, x: Any, scale: Any = 1.0) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A digest of tfmem's Python code, for what is kept on disk and depends on it: plans of regions, ranked kernels."""
+"""A digest of tfmem's Python code and profiles of devices, for what is kept on disk and depends on them."""
 
 from __future__ import annotations
 
@@ -25,5 +25,6 @@ def digest_of(files: Iterable[tuple[str, bytes]]) -> str:
 def _files() -> Iterable[tuple[str, bytes]]:
     root = Path(__file__).parent.parent
     for package in PACKAGES:
-        for place in (root / package).rglob("*.py"):
-            yield place.relative_to(root).as_posix(), place.read_bytes()
+        for pattern in ("*.py", "devices/*.json"):
+            for place in (root / package).rglob(pattern):
+                yield place.relative_to(root).as_posix(), place.read_bytes()

@@ -11,8 +11,9 @@ from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import candidates, point
-from custom_ops.fusion.search.kernel_model import H200, predict, ranked
+from custom_ops.fusion.search.kernel_model import DEVICES, H200, Gpu, predict, ranked
 from custom_ops.fusion.search.space import RowLayout, Rows, Templates, components, kernels, layouts
+from tests.fusion_products import product
 from tests.fusion_programs import GELU, LAYER_NORM_GRADIENT, SOFTMAX, adam, programs
 
 PROCESSORS = 132
@@ -177,6 +178,20 @@ def test_what_is_waited_for_takes_its_time(columns: int | None, cached: int) -> 
     for name, loops in (("latency", 1), ("cache_latency", cached)):
         slower = replace(H200, **{name: getattr(H200, name) + 1000})
         assert predict(kernel, shapes, slower) - predict(kernel, shapes) == pytest.approx(1000 * loops, abs=100)
+
+
+@pytest.mark.parametrize(("rows", "used", "unused"), [(64, "tensor", "fma"), (4, "fma", "tensor")])
+def test_a_product_takes_what_a_profile_says_of_multiplying(rows: int, used: str, unused: str) -> None:
+    """Many rows are multiplied on tensor cores, few by FMAs; either way threads begin, and sums are loaded."""
+    program, given = product(rows, 64, 256)
+    shapes = [each.shape for each in given]
+    pattern = Pattern.of(program, shapes)
+    layout = RowLayout(128, 4, 4, 6, split=False, cache=False)
+    kernel = next(kernels(pattern, pattern.program.sizes(pattern.merged(shapes)), [layout]))
+    plain = predict(kernel, shapes, Gpu.of(DEVICES / "h200.json"))
+    for name in (used, "thread", "shared_load"):
+        assert predict(kernel, shapes, replace(H200, **{name: 2 * getattr(H200, name)})) > plain
+    assert predict(kernel, shapes, replace(H200, **{unused: 2 * getattr(H200, unused)})) == plain
 
 
 def test_half_types_are_moved_as_two_bytes() -> None:

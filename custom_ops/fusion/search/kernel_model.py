@@ -6,9 +6,11 @@ kernels from bad ones, and does not say how long one takes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 from custom_ops.errors import KernelError
 from custom_ops.expr.nodes import Elementwise, Input, Random
@@ -24,6 +26,8 @@ from custom_ops.fusion.codegen.plan.registers import ahead, ctas_at_once, keep, 
 from custom_ops.fusion.codegen.plan.segment_ids import CHUNK_OPERATIONS
 from custom_ops.fusion.codegen.plan.shared import SIZES, shared_bytes
 
+DEVICES = Path(__file__).parents[2] / "devices"
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -37,30 +41,40 @@ class Gpu:
         grid_barrier, cta_barrier, shuffles: a barrier; a warp's reduction.
         operations: elementary ones a nanosecond, of one multiprocessor.
         shared: bytes of shared memory of a multiprocessor.
+        tensor, fma: a product of 16 x 8 x 8 on a scheduler; an FMA of a warp.
+        thread: until one more thread of a CTA has begun.
+        shared_load: a load from shared memory that others overlap.
     """
 
-    processors: int = 132
-    bandwidth: float = 4300.0
-    cache_bandwidth: float = 10000.0
-    latency: float = 650.0
-    cache_latency: float = 250.0
-    launch: float = 2500.0
-    grid_barrier: float = 960.0
-    cta_barrier: float = 20.0
-    shuffles: float = 80.0
-    operations: float = 200.0
-    shared: int = 227 << 10
+    processors: int
+    bandwidth: float
+    cache_bandwidth: float
+    latency: float
+    cache_latency: float
+    launch: float
+    grid_barrier: float
+    cta_barrier: float
+    shuffles: float
+    operations: float
+    shared: int
+    tensor: float
+    fma: float
+    thread: float
+    shared_load: float
+
+    @classmethod
+    def of(cls, profile: Path) -> Gpu:
+        """What the part `fusion` of a device's profile says."""
+        part = json.loads(profile.read_text())["fusion"]
+        return cls(**{name: value for name, value in part.items() if name != "_note"})
 
 
-H200 = Gpu()
+H200 = Gpu.of(DEVICES / "h200.json")  # the device whose kernels were timed
 ACTIVATION = 20  # elementary operations of a function of the C library
 DRAW = 80  # of a group of random numbers: ten rounds of two products of 64 bits and four other operations
 UNCOALESCED = 8  # sectors that are loaded for one that is used, at most
 NOT_HIDDEN = 0.1  # of the lesser of what is moved and what is waited for
-TENSOR, FMA = 4.0, 0.6  # nanoseconds of a product of 16 x 8 x 8 on a scheduler, and of an FMA of a warp
-THREAD = 0.25  # nanoseconds until one more thread of a CTA has begun
 FMA_OPERATIONS = 1.0  # elementary operations of an FMA
-SHARED_LOAD = 3.0  # nanoseconds of one that others overlap
 IN_FLIGHT = 4  # loads of one thread that wait at the same time
 
 
@@ -186,14 +200,14 @@ class _Cost:
         """A tile's loads, one time after the other as many as a warp has under way, a barrier, and what is stored."""
         plan, gpu, tile = self.plan, self.gpu, self.piece.tile
         assert tile is not None
-        warps, total = self.threads // 32, THREAD * self.threads
+        warps, total = self.threads // 32, gpu.thread * self.threads
         for root in self.piece.roots:
             if root.node in self.pattern.products and root.reduced:
                 found = self.pattern.products[root.node]
                 chunks = -(-prod(self.sizes[axis] for axis in found.depth) // (CHUNK * warps))
                 turns = -(-chunks // ahead(self.pattern, found, tile, warps))
                 total += gpu.latency + (turns - 1) * gpu.cache_latency + chunks * self._chunk(tile)
-                total += 2 * gpu.cta_barrier + tile.rows * tile.columns / self.threads * warps * SHARED_LOAD
+                total += 2 * gpu.cta_barrier + tile.rows * tile.columns / self.threads * warps * gpu.shared_load
         outputs = any(isinstance(node, Input) for root in self.piece.roots for node in self._others(root))
         total += gpu.cache_latency * outputs
         batch, rows, columns = (prod(self.sizes[axis] for axis in axes) for axes in tile_axes(plan, self.piece))
@@ -207,8 +221,8 @@ class _Cost:
         """Nanoseconds of a warp to multiply 16 of the depth, where the others of its scheduler do, too."""
         beside = max(1.0, self.threads / 128)
         if tile.tensor:
-            return beside * tile.rows / 16 * tile.columns / 8 * 2 * TENSOR
-        return beside * tile.rows * tile.columns / 8 * 4 * FMA
+            return beside * tile.rows / 16 * tile.columns / 8 * 2 * self.gpu.tensor
+        return beside * tile.rows * tile.columns / 8 * 4 * self.gpu.fma
 
     def _reduction(self) -> float:
         kind, gpu = self.piece.owner.kind, self.gpu

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from math import isfinite, log
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from custom_ops.errors import KernelError
 
+DEVICES = Path(__file__).parent / "devices"  # a profile of each device, as JSON
 WARP = 32  # threads
 SCHEDULERS = 4  # warp schedulers of a multiprocessor, on every architecture from 7.0 on
 REGISTERS = 65536  # of a multiprocessor

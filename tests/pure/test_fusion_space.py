@@ -11,8 +11,9 @@ from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import candidates, point
-from custom_ops.fusion.search.kernel_model import DEVICES, H200, Gpu, predict, ranked
+from custom_ops.fusion.search.kernel_model import H200, Gpu, predict, ranked
 from custom_ops.fusion.search.space import RowLayout, Rows, Templates, components, kernels, layouts
+from custom_ops.machine import DEVICES
 from tests.fusion_products import product
 from tests.fusion_programs import GELU, LAYER_NORM_GRADIENT, SOFTMAX, adam, programs
 

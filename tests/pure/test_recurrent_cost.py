@@ -1,12 +1,13 @@
 """GRNN's performance model: by hand on the unit machine, and against the numbers that the paper prints."""
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
 
 from custom_ops.errors import KernelError
-from custom_ops.machine import from_json, read
+from custom_ops.machine import DEVICES, from_json, read
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.search import ranking
 from custom_ops.recurrent.search.grnn_model import Cost
@@ -202,3 +203,10 @@ def test_groups_that_do_not_fit_share_a_multiprocessor_or_wait(unit):
     assert alone.step.products < shared.step.products < 4 * alone.step.products  # a scheduler has more to overlap
     single = Configuration(threads=32, lanes=2, register_weights=64)
     assert ranking.predict(unit, spec, single, 5) == ranking.predict(unit, spec, single, 8)
+
+
+def test_what_was_fitted_is_in_the_profile_of_its_device() -> None:
+    profile = json.loads((DEVICES / "h200.json").read_text())["ranking"]
+    fitted = {name: value for name, value in profile.items() if not name.startswith("_")}
+    assert fitted == {name: getattr(ranking, name.upper()) for name in fitted}
+    assert {"spills", "step", "launch", "tensor_clock"} <= set(fitted)

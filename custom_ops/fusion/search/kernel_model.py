@@ -25,8 +25,7 @@ from custom_ops.fusion.codegen.plan.pattern import Root
 from custom_ops.fusion.codegen.plan.registers import ahead, ctas_at_once, keep, lane_rows
 from custom_ops.fusion.codegen.plan.segment_ids import CHUNK_OPERATIONS
 from custom_ops.fusion.codegen.plan.shared import SIZES, shared_bytes
-
-DEVICES = Path(__file__).parents[2] / "devices"
+from custom_ops.machine import DEVICES
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ stages, and more groups than fit the device at once. The sizes are those of the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from custom_ops.machine import REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read, shared_memory
+from custom_ops.machine import DEVICES, REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read, shared_memory
 from custom_ops.recurrent.codegen.layout import OTHER_REGISTERS, chunk_words, layout, operand_form, words_of
 from custom_ops.recurrent.codegen.schedule import schedule
 from custom_ops.recurrent.codegen.sizes import BufferLayout, GemmLayout, KernelLayout
@@ -22,17 +23,15 @@ from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 CLOSE = 1.3  # times the fastest, by the model
 HOPELESS = 2.0  # likewise: what should take longer is not run
 VECTOR = 4  # numbers that one load brings
-# fitted to 7,664 times of kernels on an H200, 4,066 of them those of benchmarks/results/recurrent_search_h200.json at
-# 4821392; `STEP` again when sums came to stay in registers, to 1,804
-SPILLS = 0.007  # of its products, what each register beyond `CROWDED` costs a thread
-TENSOR_SPILLS = 0.014  # the same on tensor cores, where each product is three
-SHARED_TURN = 52  # FMAs: a turn of the loop over weights in shared memory waits for them
-TENSOR_SHARED_TURN = 21  # the same on tensor cores: set after the 18 searches, by benchmarks.recurrent.choice
-STEP = 80  # nanoseconds of a loop's turn, its loads and stores
-LAUNCH = 2100  # nanoseconds of a step of next to no work, in a separate launch, on an H200
-# What a step takes with tensor cores at work over what it would take at the clock without them: 1.98 GHz over 1.6 GHz
-# is 1.24, but L2 and the way there keep their clock.
-TENSOR_CLOCK = 1.15
+# Fitted to times of kernels on one device, whose profile says what each was fitted to.
+_FITTED: dict[str, float] = json.loads((DEVICES / "h200.json").read_text())["ranking"]
+SPILLS = _FITTED["spills"]  # of its products, what each register beyond `CROWDED` costs a thread
+TENSOR_SPILLS = _FITTED["tensor_spills"]  # the same on tensor cores, where each product is three
+SHARED_TURN = _FITTED["shared_turn"]  # FMAs: a turn of the loop over weights in shared memory waits for them
+TENSOR_SHARED_TURN = _FITTED["tensor_shared_turn"]  # the same on tensor cores
+STEP = _FITTED["step"]  # nanoseconds of a loop's turn, its loads and stores
+LAUNCH = _FITTED["launch"]  # nanoseconds of a step of next to no work, in a separate launch
+TENSOR_CLOCK = _FITTED["tensor_clock"]  # a step's time with tensor cores at work, over that at the clock without them
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
 
 

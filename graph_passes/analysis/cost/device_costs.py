@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from custom_ops import machine as machine_module
-from custom_ops.machine import Machine, from_json
+from custom_ops.machine import DEVICES, Machine, from_json
 from graph_passes.errors import OptionsError
 
-_PROFILES = Path(machine_module.__file__).parent / "devices"
 _MEASURED = "h200"  # stands for devices of which kernels were not measured
 
 
@@ -55,7 +52,7 @@ class ProductSizes:
 
 def profiles() -> list[str]:
     """Names of the profiles that exist."""
-    return sorted(path.stem for path in _PROFILES.glob("*.json"))
+    return sorted(path.stem for path in DEVICES.glob("*.json"))
 
 
 def load(name: str) -> Device:
@@ -111,7 +108,7 @@ def detect(description: str) -> Device:
 
 
 def _read(name: str) -> dict[str, Any]:
-    path = _PROFILES / f"{name}.json"
+    path = DEVICES / f"{name}.json"
     if not path.is_file():
         raise OptionsError(f"no device profile '{name}'; there are: {', '.join(profiles())}")
     values: dict[str, Any] = json.loads(path.read_text())

@@ -224,7 +224,11 @@ class MeasuredLink(Link):
 
     @property
     def _measured(self) -> Link:
-        found: Link = self.__dict__["_measure"]()
+        """What was measured: kept, since plans read it thousands of times."""
+        own = self.__dict__
+        if "_found" not in own:
+            own["_found"] = own["_measure"]()
+        found: Link = own["_found"]
         return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -80,12 +81,12 @@ class TensorSpec:
     shape: tuple[int | None, ...] | None
     behind: TensorSpec | None = None
 
-    @property
+    @cached_property
     def nbytes(self) -> int | None:
         """Bytes of the tensor's buffer, or None while a dimension is unknown."""
         return None if self.sizes is None else prod(self.sizes) * self.itemsize
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...] | None:
         """The static shape, or None while a dimension is unknown."""
         if self.shape is None or None in self.shape:
@@ -182,7 +183,7 @@ class Graph:
         self.specs: dict[TensorId, TensorSpec] = dict(specs or {})
         self.constants: dict[str, npt.NDArray[Any]] = dict(constants or {})
         self.functions: dict[tuple[str, str], Function] = dict(functions or {})
-        self._uses: dict[TensorId, list[Use]] = {}
+        self._uses: dict[tuple[str, int], list[Use]] = {}  # by `TensorId`
         self._controlled: dict[str, list[str]] = {}
         for node in nodes:
             if node.name in self.nodes:
@@ -226,7 +227,7 @@ class Graph:
 
     def tensors(self, node: Node) -> Iterator[TensorId]:
         """The outputs of `node`."""
-        return (TensorId(node.name, index) for index in range(node.outputs))
+        return iter([TensorId(node.name, index) for index in range(node.outputs)])
 
     def nbytes(self, tensor: TensorId) -> int:
         """Bytes of a tensor's buffer; 0 where they are not known."""
@@ -240,21 +241,16 @@ class Graph:
 
     def predecessors(self, node: Node) -> Iterator[str]:
         """Names of the nodes that `node` waits for, data inputs first; repeats are possible."""
-        for tensor in node.inputs:
-            yield tensor.node
-        yield from node.control
+        return iter([*[tensor.node for tensor in node.inputs], *node.control])
 
     def successors(self, node: Node) -> Iterator[str]:
         """Names of the nodes that wait for `node`; repeats are possible."""
-        for tensor in self.tensors(node):
-            for use in self._uses.get(tensor, ()):
-                yield use.node
-        yield from self._controlled.get(node.name, ())
+        return iter([*self.readers(node), *self._controlled.get(node.name, ())])
 
     def readers(self, node: Node) -> Iterator[str]:
         """Names of the nodes that read an output of `node`; repeats are possible."""
-        for tensor in self.tensors(node):
-            yield from (use.node for use in self._uses.get(tensor, ()))
+        uses, name = self._uses, node.name
+        return iter([use.node for index in range(node.outputs) for use in uses.get((name, index), ())])
 
     def reached(self, names: Iterable[str], step: Callable[[Node], Iterable[str]]) -> set[str]:
         """These nodes and all that `step` (`predecessors`, say) leads to from them."""

@@ -19,16 +19,34 @@ def topological(graph: Graph) -> list[str]:
     Raises:
         GraphError: the graph has a cycle (a TensorFlow 1 while loop, say); names one node on it.
     """
-    waiting = {node.name: len(set(graph.predecessors(node))) for node in graph}
-    order = topological_order(waiting, lambda name: dict.fromkeys(graph.successors(graph[name])))
-    if len(order) < len(graph):
+    return _Edges(graph).topological()
+
+
+class _Edges:
+    """The edges of a graph, read once: of each node what it waits for and what waits for it, each once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.before = {node.name: list(dict.fromkeys(graph.predecessors(node))) for node in graph}
+        self.after = {node.name: list(dict.fromkeys(graph.successors(node))) for node in graph}
+        self.waiting = {name: len(before) for name, before in self.before.items()}
+
+    def topological(self) -> list[str]:
+        """See `topological`."""
+        order = topological_order(self.waiting, self.after.__getitem__)
+        if len(order) == len(self.graph):
+            return order
         done = set(order)
-        stuck = next(name for name in waiting if name not in done)
+        stuck = next(name for name in self.waiting if name not in done)
         raise GraphError(
-            f"the graph has a cycle through or before '{stuck}' ({graph[stuck].op}); "
+            f"the graph has a cycle through or before '{stuck}' ({self.graph[stuck].op}); "
             "tfmem reads acyclic graphs: use TensorFlow 2 control flow (tf.while_loop with control flow v2)"
         )
-    return order
+
+    def by_place(self, order: Sequence[str], place: Mapping[str, float]) -> list[str]:
+        """The topological order that follows `place` as far as the edges allow; ties as in `order`."""
+        rank = {name: (place[name], index) for index, name in enumerate(order)}
+        return topological_order(self.waiting, self.after.__getitem__, rank.__getitem__)
 
 
 def is_acyclic(graph: Graph) -> bool:
@@ -50,63 +68,64 @@ def schedule(graph: Graph, creation_order: Sequence[str] = (), merging: bool = F
     Where oneDNN will merge ops (`merging`), views stay where they were: which others it merges depends on the order.
     """
     known = {name: place for place, name in enumerate(creation_order or graph.nodes)}
-    order = topological(graph)
+    edges = _Edges(graph)
+    order, before, after = edges.topological(), edges.before, edges.after
     place: dict[str, float] = {}
     for name in reversed(order):
         if name in known:
             place[name] = known[name]
         else:
-            readers = [place[s] for s in graph.successors(graph[name]) if s in place]
+            readers = [place[s] for s in after[name] if s in place]
             place[name] = min(readers) - 0.5 if readers else float("inf")
     for name in order:
         if place[name] == float("inf"):
-            place[name] = max((place[p] for p in graph.predecessors(graph[name])), default=0.0) + 0.5
+            place[name] = max((place[p] for p in before[name]), default=0.0) + 0.5
     # An op that reads a shape only must not keep the tensor waiting for it.
     for name in order:
         if graph[name].op in SHAPE_READERS:
-            place[name] = max((place[p] for p in graph.predecessors(graph[name])), default=place[name]) + 0.25
+            place[name] = max((place[p] for p in before[name]), default=place[name]) + 0.25
     # A bias's gradient goes with its filter's where the two will be merged (see `roles.unordered`).
     merged = merged_pairs(graph) if merging else []
     for stays, goes in merged:
         if graph[goes].op == "BiasAddGrad":
             place[goes] = place[stays] + 0.25
         elif graph[goes].op == "BiasAdd":  # the merged op reads the bias as well, which must not wait for the product
-            for name in set(graph.predecessors(graph[goes])).difference((stays,)):
+            for name in set(before[goes]).difference((stays,)):
                 place[name] = min(place[name], place[stays] - 0.25)
     # A node is due when its first reader is: Grappler moves constants and casts about, and they must not wait.
     for name in reversed(order):
-        readers = [place[s] for s in graph.successors(graph[name])]
+        readers = [place[s] for s in after[name]]
         if readers:
             place[name] = min(place[name], *readers)
 
-    result = _by_place(graph, order, place)
+    result = edges.by_place(order, place)
     freeing = _freeing(graph, result).difference(goes for _, goes in merged)
     if not freeing:
-        return result if merged else _views_late(graph, result)
+        return result if merged else _views_late(edges, result)
     # What frees more than it makes runs as soon as it can: a filter's gradient before the input's, an update at once.
     place = {name: float(index) for index, name in enumerate(result)}
     tiny = TINY * max((graph.nbytes(tensor) for node in graph for tensor in graph.tensors(node)), default=0)
     ready: dict[str, float] = {}  # when a node's value can be there; views and what is tiny are there at once
     for name in result:
-        before = max((ready[p] for p in graph.predecessors(graph[name])), default=place[name] if merged else 0.0)
+        due = max((ready[p] for p in before[name]), default=place[name] if merged else 0.0)
         if name in freeing:
-            place[name] = before + 0.25
+            place[name] = due + 0.25
         at_once = not merged and (graph[name].op in VIEWS or _is_tiny(graph, name, tiny))
-        ready[name] = before if at_once else place[name]
+        ready[name] = due if at_once else place[name]
     for name in reversed(result):
-        readers = [place[s] for s in graph.successors(graph[name])]
+        readers = [place[s] for s in after[name]]
         if readers:
             place[name] = min(place[name], *readers)
-    result = _by_place(graph, result, place)
-    return result if merged else _views_late(graph, result)
+    result = edges.by_place(result, place)
+    return result if merged else _views_late(edges, result)
 
 
-def _views_late(graph: Graph, order: Sequence[str]) -> list[str]:
+def _views_late(edges: _Edges, order: Sequence[str]) -> list[str]:
     """`order` with every view right before its first reader: it computes nothing, and would only be a use between."""
     due: dict[str, tuple[int, int]] = {name: (index, 0) for index, name in enumerate(order)}
     for name in reversed(order):
-        readers = [due[successor] for successor in graph.successors(graph[name])]
-        if readers and graph[name].op in VIEWS:
+        readers = [due[successor] for successor in edges.after[name]]
+        if readers and edges.graph[name].op in VIEWS:
             index, depth = min(readers)
             due[name] = (index, depth - 1)
     return sorted(order, key=due.__getitem__)
@@ -135,12 +154,3 @@ def _is_tiny(graph: Graph, name: str, tiny: float) -> bool:
     specs = [graph.specs.get(tensor) for tensor in graph.tensors(graph[name])]
     sizes = [spec.nbytes if spec else None for spec in specs]
     return bool(sizes) and None not in sizes and sum(size or 0 for size in sizes) < tiny
-
-
-def _by_place(graph: Graph, order: Sequence[str], place: Mapping[str, float]) -> list[str]:
-    """The topological order that follows `place` as far as the edges allow; ties as in `order`."""
-    rank = {name: index for index, name in enumerate(order)}
-    waiting = {node.name: len(set(graph.predecessors(node))) for node in graph}
-    return topological_order(
-        waiting, lambda name: dict.fromkeys(graph.successors(graph[name])), lambda name: (place[name], rank[name])
-    )

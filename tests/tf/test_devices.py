@@ -48,7 +48,7 @@ def test_a_link_is_measured_when_a_step_needs_it(monkeypatch):
     moves = tfmem.optimize(step, memory_budget=caught.value.least, **options)
     moves(x)
     assert tfmem.report(moves).transfers
-    assert measured
+    assert len(measured) == 2  # once for each of the two that do not fit, though plans read it thousands of times
 
 
 def test_a_link_that_cannot_be_measured_is_told(target, tmp_path):

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from custom_ops.background import go_on
+from graph_passes.analysis.cost.folded import folded
+from graph_passes.analysis.memory.chains import SMALLEST_MOVED
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Decision
 from graph_passes.errors import InfeasibleBudgetError
-from graph_passes.graph.ir import Graph
+from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
@@ -95,7 +97,7 @@ def split_step(
         return Reason.SPLIT_BASE(base=f"{timeline.base:,}")
     seconds = float(timeline.begins[-1])
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
-    lane = SplitLane(timeline.turn, over_budget(timeline, budget, options))
+    lane = SplitLane(timeline.turn, over_budget(timeline, budget, options), alone=alone_over(step, timeline, budget))
     needs = SplitNeeds(step.order, step.fetches, [lane], budget, trial, faster_than, known, measured, users)
     found = divided(step, needs)
     if isinstance(found, Refusal):
@@ -108,6 +110,28 @@ def over_budget(timeline: Timeline, budget: int, options: OffloadOptions) -> fro
     usage = lowest(timeline, movable(timeline, options, How()))
     limit = min(budget, _NEAR * int(usage.max(initial=0)))
     return frozenset(item.node for item, nbytes in zip(timeline.steps, usage, strict=True) if nbytes > limit)
+
+
+def alone_over(step: Step, timeline: Timeline, budget: int) -> dict[str, int]:
+    """The ops that exceed the budget with nothing in memory but what they read, and the bytes of that.
+
+    A division around such an op leaves what it reads whole. What TensorFlow folds is left out: a division may change
+    it. So are lists, whose elements may be elsewhere.
+    """
+    graph = step.graph
+    constants = sum(graph.nbytes(TensorId(node.name)) for node in graph if node.op == "Const")
+    read = [timeline.base - folded(graph) - constants] * len(timeline.steps)
+    for buffer in timeline.buffers:
+        if buffer.element or buffer.holders or buffer.nbytes < SMALLEST_MOVED:
+            continue
+        sizes: dict[str, int] = {}
+        for view in buffer.views:
+            for use in graph.uses(view):
+                sizes[use.node] = max(sizes.get(use.node, 0), min(graph.nbytes(view), buffer.nbytes))
+        places = (place for place in buffer.uses if timeline.steps[place].node in sizes)
+        for place in places:
+            read[place] += sizes[timeline.steps[place].node]
+    return {item.node: nbytes for item, nbytes in zip(timeline.steps, read, strict=True) if nbytes > budget}
 
 
 def divided(step: Step, needs: SplitNeeds) -> SplitStep | Refusal:

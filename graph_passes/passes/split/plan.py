@@ -15,7 +15,7 @@ Replicas are one program on several devices, so all devices run the same candida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
@@ -58,11 +58,13 @@ class SplitLane:
         turn: the position of the last forward op.
         over: ops at whose positions no memory plan meets the budget.
         device: as the graph's nodes name it; "" where the step has no other.
+        alone: bytes that are in memory while an op runs, by its name, however the step is divided around it.
     """
 
     turn: int
     over: Collection[str]
     device: str = ""
+    alone: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +206,9 @@ def _fastest(found: Sequence[Separable], parts: Sequence[Sequence[Sequence[Part]
     while count <= most_pieces:
         before = least
         for each in parts[: most - tried]:
+            if _least(each, needs) >= max(least, needs.budget + 1):  # it would change nothing
+                tried += 1
+                continue
             devices = zip(found, each, strict=True)
             plan = plan_of_devices(
                 [plan_of(one, regions, count, needs.fetched, needs.users) for one, regions in devices]
@@ -223,6 +228,15 @@ def _fastest(found: Sequence[Separable], parts: Sequence[Sequence[Sequence[Part]
     if not met:
         return SplitChoice(refused=Reason.SPLIT_OVER(count=min(count, most_pieces), least=f"{least:,}"), least=least)
     return SplitChoice(min(roomy or met, key=lambda each: each[0].seconds or 0.0)[1], least=least)
+
+
+def _least(parts: Sequence[Sequence[Part]], needs: SplitNeeds) -> int:
+    """Bytes that no memory plan goes below, however many pieces there are: what the ops outside of the parts need."""
+    least = 0
+    for lane, regions in zip(needs.lanes, parts, strict=True):
+        inside = frozenset().union(*(members | more for members, more in regions))
+        least = max([least, *(nbytes for name, nbytes in lane.alone.items() if name not in inside)])
+    return least
 
 
 def candidates(found: Separable, needs: SplitNeeds, lane: SplitLane) -> Iterator[tuple[str, tuple[Part, ...]]]:

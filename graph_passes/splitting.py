@@ -13,6 +13,7 @@ from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Decision
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, TensorId
+from graph_passes.graph.ops import IN_PLACE_OVER_FIRST
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
@@ -113,14 +114,15 @@ def over_budget(timeline: Timeline, budget: int, options: OffloadOptions) -> fro
 
 
 def alone_over(step: Step, timeline: Timeline, budget: int) -> dict[str, int]:
-    """The ops that exceed the budget with nothing in memory but what they read, and the bytes of that.
+    """The ops that exceed the budget with nothing in memory but what they read and make, and the bytes of that.
 
     A division around such an op leaves what it reads whole. What TensorFlow folds is left out: a division may change
-    it. So are lists, whose elements may be elsewhere.
+    it. So are lists, whose elements may be elsewhere, and what may be written over an input.
     """
     graph = step.graph
     constants = sum(graph.nbytes(TensorId(node.name)) for node in graph if node.op == "Const")
-    read = [timeline.base - folded(graph) - constants] * len(timeline.steps)
+    base = timeline.base - folded(graph) - constants
+    needed = [base + item.workspace for item in timeline.steps]
     for buffer in timeline.buffers:
         if buffer.element or buffer.holders or buffer.nbytes < SMALLEST_MOVED:
             continue
@@ -128,10 +130,11 @@ def alone_over(step: Step, timeline: Timeline, budget: int) -> dict[str, int]:
         for view in buffer.views:
             for use in graph.uses(view):
                 sizes[use.node] = max(sizes.get(use.node, 0), min(graph.nbytes(view), buffer.nbytes))
-        places = (place for place in buffer.uses if timeline.steps[place].node in sizes)
-        for place in places:
-            read[place] += sizes[timeline.steps[place].node]
-    return {item.node: nbytes for item, nbytes in zip(timeline.steps, read, strict=True) if nbytes > budget}
+        if graph[buffer.tensor.node].op not in IN_PLACE_OVER_FIRST:
+            sizes[buffer.tensor.node] = buffer.nbytes
+        for place in (buffer.start, *buffer.uses):
+            needed[place] += sizes.get(timeline.steps[place].node, 0)
+    return {item.node: nbytes for item, nbytes in zip(timeline.steps, needed, strict=True) if nbytes > budget}
 
 
 def divided(step: Step, needs: SplitNeeds) -> SplitStep | Refusal:

@@ -28,7 +28,7 @@ from custom_ops.errors import KernelError
 from custom_ops.fusion import programs
 from custom_ops.fusion.codegen.kernel import FusionKernel
 from custom_ops.fusion.codegen.plan import shared
-from custom_ops.fusion.search.kernel_model import H200, predict
+from custom_ops.fusion.search.kernel_model import h200, predict
 from graph_passes.analysis.op_pattern import REDUCTIONS, OpPattern, patterns_of
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.fuse.partition.partition import RegionStep
@@ -134,14 +134,14 @@ def kernels_of(region: RegionPlan) -> list[Planned]:
     values = region.lowered.region.values
     return [
         Planned(kernel, programs.typical([values[value].shape for value in found.inputs]), step_of[found.members[0]])
-        for kernel, found in programs.kernels(region.lowered.region, programs.by_model(H200.processors))
+        for kernel, found in programs.kernels(region.lowered.region, programs.by_model(h200().processors))
     ]
 
 
 def of_shared_memory(kernels: Sequence[Planned]) -> dict[str, float]:
     """A row of Table 4: the share of kernels that use shared memory, and of their time by the model; bytes."""
     row = statistics([each.kernel.plan for each in kernels])
-    times = [predict(each.kernel, each.shapes, H200) for each in kernels]
+    times = [predict(each.kernel, each.shapes, h200()) for each in kernels]
     using = [time for each, time in zip(kernels, times, strict=True) if shared.shared_bytes(each.kernel.plan)]
     return {
         "patterns": row.patterns,

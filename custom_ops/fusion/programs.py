@@ -19,7 +19,7 @@ from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.region import Kernel, Region, Shape
 from custom_ops.fusion.search.bench import FusionBench, parse, point
-from custom_ops.fusion.search.kernel_model import H200, surely_runs
+from custom_ops.fusion.search.kernel_model import h200, surely_runs
 from custom_ops.fusion.search.ranking import Ranked, Ranking
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache
@@ -65,7 +65,7 @@ def by_model(processors: int, ranking: Ranking | None = None) -> Choose:
 
     Nothing is launched before the step runs it. So a kernel comes first whose CTAs are sure to run at once.
     """
-    ranking, gpu = ranking or Ranking(), replace(H200, processors=processors)
+    ranking, gpu = ranking or Ranking(), replace(h200(), processors=processors)
 
     def choose(pattern: Pattern, shapes: Shapes) -> PatternConfiguration:
         ranked = ranking(pattern, shapes, processors)

@@ -15,7 +15,7 @@ from custom_ops.fusion.codegen.kernel import FusionKernel, fit, make
 from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import by_model
-from custom_ops.fusion.search.kernel_model import H200, surely_runs
+from custom_ops.fusion.search.kernel_model import h200, surely_runs
 from custom_ops.fusion.search.ranking import Ranking
 from tests.fusion_programs import SOFTMAX
 
@@ -68,7 +68,7 @@ def test_three_pieces_of_which_one_is_small_fit() -> None:
 def test_a_kernel_that_is_never_tried_is_sure_to_run(processors: int) -> None:
     """Few long rows are shared out over many CTAs, which wait for each other; such a kernel is ranked first here."""
     pattern, shapes = Pattern.of(from_text(SOFTMAX), [(2, 1 << 16)]), ((2, 1 << 16),)
-    gpu = replace(H200, processors=processors)
+    gpu = replace(h200(), processors=processors)
     ranked = Ranking()(pattern, shapes, processors)
     sure = [surely_runs(make(pattern, found), shapes, gpu) for found, _ in ranked]
     assert set(sure) == {True, False}

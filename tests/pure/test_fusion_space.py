@@ -11,7 +11,7 @@ from custom_ops.fusion.codegen.kernel import FusionKernel, make
 from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.search.bench import candidates, point
-from custom_ops.fusion.search.kernel_model import H200, Gpu, predict, ranked
+from custom_ops.fusion.search.kernel_model import Gpu, h200, predict, ranked
 from custom_ops.fusion.search.space import RowLayout, Rows, Templates, components, kernels, layouts
 from custom_ops.machine import DEVICES
 from tests.fusion_products import product
@@ -158,14 +158,14 @@ def test_more_bytes_take_longer_and_so_does_a_barrier() -> None:
     shapes = [(4096, 1024)]
     kernel = best(SOFTMAX, shapes)
     time = predict(kernel, shapes)
-    moved = 2 * 4096 * 1024 * 4 / H200.bandwidth
-    assert moved < time < 2 * moved + 2 * H200.launch
+    moved = 2 * 4096 * 1024 * 4 / h200().bandwidth
+    assert moved < time < 2 * moved + 2 * h200().launch
     assert predict(kernel, [(8192, 1024)]) > 1.5 * time
-    slow = replace(H200, bandwidth=H200.bandwidth / 2)
+    slow = replace(h200(), bandwidth=h200().bandwidth / 2)
     assert predict(kernel, shapes, slow) > 1.5 * time
     longer, row = best(SOFTMAX, [(1, 10_000_000)]), [(1, 10_000_000)]
     assert longer.plan.cooperative
-    waiting = replace(H200, grid_barrier=H200.grid_barrier + 1000)
+    waiting = replace(h200(), grid_barrier=h200().grid_barrier + 1000)
     assert predict(longer, row, waiting) == pytest.approx(predict(longer, row) + 2000)
 
 
@@ -177,7 +177,7 @@ def test_what_is_waited_for_takes_its_time(columns: int | None, cached: int) -> 
     text = "".join(f"{root}[GRID_1,CTA];" for root in ("reduce_1", "reduce_4", "output_0"))
     kernel = make(Pattern.of(from_text(SOFTMAX), [(None, columns)]), PatternConfiguration(text, 256))
     for name, loops in (("latency", 1), ("cache_latency", cached)):
-        slower = replace(H200, **{name: getattr(H200, name) + 1000})
+        slower = replace(h200(), **{name: getattr(h200(), name) + 1000})
         assert predict(kernel, shapes, slower) - predict(kernel, shapes) == pytest.approx(1000 * loops, abs=100)
 
 
@@ -191,8 +191,8 @@ def test_a_product_takes_what_a_profile_says_of_multiplying(rows: int, used: str
     kernel = next(kernels(pattern, pattern.program.sizes(pattern.merged(shapes)), [layout]))
     plain = predict(kernel, shapes, Gpu.of(DEVICES / "h200.json"))
     for name in (used, "thread", "shared_load"):
-        assert predict(kernel, shapes, replace(H200, **{name: 2 * getattr(H200, name)})) > plain
-    assert predict(kernel, shapes, replace(H200, **{unused: 2 * getattr(H200, unused)})) == plain
+        assert predict(kernel, shapes, replace(h200(), **{name: 2 * getattr(h200(), name)})) > plain
+    assert predict(kernel, shapes, replace(h200(), **{unused: 2 * getattr(h200(), unused)})) == plain
 
 
 def test_half_types_are_moved_as_two_bytes() -> None:
@@ -204,4 +204,4 @@ def test_half_types_are_moved_as_two_bytes() -> None:
         return predict(made, [(1 << 24,)])
 
     assert seconds("bfloat16") == seconds("float16")
-    assert seconds("float32") - seconds("float16") == pytest.approx(2 * 2 * (1 << 24) / H200.bandwidth, rel=0.01)
+    assert seconds("float32") - seconds("float16") == pytest.approx(2 * 2 * (1 << 24) / h200().bandwidth, rel=0.01)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -118,17 +118,17 @@ def test_one_block_by_hand(unit):
     configuration = Configuration(rows=1, threads=64, lanes=2, register_weights=4)
     found = ranking.predict(unit, SMALL, configuration, batch=1)
     # 4 FMAs, then an addition and a tanh; one shuffle, and sums through shared memory; the barrier of the exchange
-    assert found.step == Cost(load=0, products=4 + 2 + ranking.STEP, reduction=1 + 3, synchronisation=1)
+    assert found.step == Cost(load=0, products=4 + 2 + ranking.fitted().step, reduction=1 + 3, synchronisation=1)
     assert found.waves == 1
     assert found.start == 8 * 8 * 4  # the weights, at 1 byte a nanosecond
-    assert found.nanoseconds(10) == 256 + 10 * (11 + ranking.STEP)
+    assert found.nanoseconds(10) == 256 + 10 * (11 + ranking.fitted().step)
 
 
 def test_sums_in_registers_by_hand(unit):
     """Their way through shared memory is saved; every lane has all sums of its unit, and computes the cell for it."""
     small = Configuration(rows=1, threads=32, lanes=2, register_weights=4)
     found = ranking.predict(unit, SMALL, small, batch=1)
-    assert found.step == Cost(load=0, products=4 + 2 + ranking.STEP, reduction=1, synchronisation=1)
+    assert found.step == Cost(load=0, products=4 + 2 + ranking.fitted().step, reduction=1, synchronisation=1)
     spec = RecurrentSpec(cells.lstm(), 64)
     of_two = replace(small, threads=128, register_weights=128)
     step = ranking.predict(unit, spec, of_two, batch=1).step
@@ -180,10 +180,10 @@ def test_tensor_cores_wait_for_each_other_or_are_full(unit):
     spec = RecurrentSpec(cells.simple_rnn(), units=128, precision="tf32")
     alone = Configuration(8, 8, 32, 32, 64, 0, "mma", "grid")
     shared = replace(alone, threads=128, lanes=128, register_weights=16)
-    elementwise = ranking.STEP + 2  # 128 units, one for each lane of a multiprocessor
+    elementwise = ranking.fitted().step + 2  # 128 units, one for each lane of a multiprocessor
     # two instructions of 1 ns for a chunk, and 12 operations to cut its numbers, four in a nanosecond
     found = [ranking.predict(unit, spec, each, batch=8).step.products for each in (alone, shared)]
-    clock = ranking.TENSOR_CLOCK
+    clock = ranking.fitted().tensor_clock
     assert found == [clock * (8 * (2 + 12 / 4) + elementwise), clock * (2 * (2 + 12 / 4) + elementwise)]
     # one instruction of a chunk waits for that of the chunk before
     slow = replace(unit, tensor_chain=10.0)
@@ -208,5 +208,5 @@ def test_groups_that_do_not_fit_share_a_multiprocessor_or_wait(unit):
 def test_what_was_fitted_is_in_the_profile_of_its_device() -> None:
     profile = json.loads((DEVICES / "h200.json").read_text())["ranking"]
     fitted = {name: value for name, value in profile.items() if not name.startswith("_")}
-    assert fitted == {name: getattr(ranking, name.upper()) for name in fitted}
+    assert fitted == asdict(ranking.fitted())
     assert {"spills", "step", "launch", "tensor_clock"} <= set(fitted)

@@ -92,7 +92,7 @@ def test_a_launch_reads_all_weights_and_needs_no_room_for_all_blocks(units, batc
     assert all(gemm.registers == gemm.shared == 0 for gemm in sizes.gemms)
     found = ranking.predict(machine, spec, configuration, batch)
     assert found.waves == 1
-    assert found.step.synchronisation > ranking.LAUNCH
+    assert found.step.synchronisation > ranking.fitted().launch
     bandwidth = max(rate for _, rate in machine.load_bandwidth) * machine.multiprocessors
     assert found.step.load > 16 * units * units / bandwidth
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from custom_ops.fusion.search.kernel_model import H200
+from custom_ops.fusion.search.kernel_model import h200
 from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Quiet
@@ -93,7 +93,7 @@ def fusion_needs(
     kept = {OpPattern.READ, OpPattern.UPDATE} if in_place else set()
     if not target.is_gpu and options.fusion.architectures:
         absent = Target("/device:GPU:0", "a GPU that is not here", 80 << 30, profiles.load(ABSENT))
-        programs = absent_gpu_programs(options, H200.processors, Compilers())
+        programs = absent_gpu_programs(options, h200().processors, Compilers())
         home, kinds = LOCAL + absent.name, ON_GPU - kept
         device = gpu_device(absent)
         return Needs(device, home, serde.attributes, kinds, fed, roots, CUDA, programs, timed=is_timed(options))

@@ -20,7 +20,7 @@ from custom_ops.expr.table_entry import FLOATS
 from custom_ops.fusion.codegen.kernel import NARROW, FusionKernel, make, positions
 from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
-from custom_ops.fusion.search.kernel_model import H200, Gpu, ranked
+from custom_ops.fusion.search.kernel_model import Gpu, ranked
 from custom_ops.fusion.search.space import kernels, layouts
 from custom_ops.jit import nvrtc
 from custom_ops.jit.cache import Cache, digest
@@ -57,7 +57,7 @@ def parse(values: Any) -> PatternConfiguration:
 
 
 def candidates(
-    pattern: Pattern, processors: int, gpu: Gpu = H200
+    pattern: Pattern, processors: int, gpu: Gpu | None = None
 ) -> Callable[[str], Sequence[tuple[PatternConfiguration, float]]]:
     """All configurations for a point, ranked by the model."""
 

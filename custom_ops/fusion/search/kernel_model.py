@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -68,7 +69,12 @@ class Gpu:
         return cls(**{name: value for name, value in part.items() if name != "_note"})
 
 
-H200 = Gpu.of(DEVICES / "h200.json")  # the device whose kernels were timed
+@cache
+def h200() -> Gpu:
+    """The device whose kernels were timed."""
+    return Gpu.of(DEVICES / "h200.json")
+
+
 ACTIVATION = 20  # elementary operations of a function of the C library
 DRAW = 80  # of a group of random numbers: ten rounds of two products of 64 bits and four other operations
 UNCOALESCED = 8  # sectors that are loaded for one that is used, at most
@@ -77,8 +83,9 @@ FMA_OPERATIONS = 1.0  # elementary operations of an FMA
 IN_FLIGHT = 4  # loads of one thread that wait at the same time
 
 
-def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H200) -> float:
-    """Nanoseconds that a kernel takes for tensors of these shapes."""
+def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu | None = None) -> float:
+    """Nanoseconds that a kernel takes for tensors of these shapes, on an H200 unless another device is given."""
+    gpu = gpu or h200()
     resident = _resident(kernel, gpu)
     try:
         launch = kernel.launch(shapes, resident)
@@ -96,10 +103,10 @@ def predict(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H2
     return total + (kernel.plan.phases - 1) * barrier
 
 
-def surely_runs(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu = H200) -> bool:
+def surely_runs(kernel: FusionKernel, shapes: Sequence[Sequence[int]], gpu: Gpu | None = None) -> bool:
     """Whether CTAs that wait for each other are sure to run at once; of others only the compiled kernel tells."""
     try:
-        kernel.launch(shapes, _resident(kernel, gpu))
+        kernel.launch(shapes, _resident(kernel, gpu or h200()))
     except KernelError:
         return False
     return True
@@ -328,7 +335,7 @@ def _size(dtype: str) -> int:
 
 
 def ranked(
-    kernels: Sequence[FusionKernel], shapes: Sequence[Sequence[int]], gpu: Gpu = H200
+    kernels: Sequence[FusionKernel], shapes: Sequence[Sequence[int]], gpu: Gpu | None = None
 ) -> list[tuple[FusionKernel, float]]:
     """The kernels with their times, the fastest first; those alike in the order in which they were given."""
     return sorted(((kernel, predict(kernel, shapes, gpu)) for kernel in kernels), key=lambda pair: pair[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
 from custom_ops.machine import DEVICES, REGISTERS, REGISTERS_PER_THREAD, SCHEDULERS, WARP, Machine, read, shared_memory
@@ -23,16 +24,35 @@ from custom_ops.recurrent.spec import Configuration, RecurrentSpec
 CLOSE = 1.3  # times the fastest, by the model
 HOPELESS = 2.0  # likewise: what should take longer is not run
 VECTOR = 4  # numbers that one load brings
-# Fitted to times of kernels on one device, whose profile says what each was fitted to.
-_FITTED: dict[str, float] = json.loads((DEVICES / "h200.json").read_text())["ranking"]
-SPILLS = _FITTED["spills"]  # of its products, what each register beyond `CROWDED` costs a thread
-TENSOR_SPILLS = _FITTED["tensor_spills"]  # the same on tensor cores, where each product is three
-SHARED_TURN = _FITTED["shared_turn"]  # FMAs: a turn of the loop over weights in shared memory waits for them
-TENSOR_SHARED_TURN = _FITTED["tensor_shared_turn"]  # the same on tensor cores
-STEP = _FITTED["step"]  # nanoseconds of a loop's turn, its loads and stores
-LAUNCH = _FITTED["launch"]  # nanoseconds of a step of next to no work, in a separate launch
-TENSOR_CLOCK = _FITTED["tensor_clock"]  # a step's time with tensor cores at work, over that at the clock without them
 SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was fitted to times of kernels on one device, whose profile says to which.
+
+    Attributes:
+        spills, tensor_spills: of a thread's products, what each register beyond `CROWDED` costs it; on tensor cores.
+        shared_turn, tensor_shared_turn: FMAs for which a turn of the loop over weights in shared memory waits.
+        step: nanoseconds of a loop's turn, its loads and stores.
+        launch: nanoseconds of a step of next to no work, in a separate launch.
+        tensor_clock: a step's time with tensor cores at work, over that at the clock without them.
+    """
+
+    spills: float
+    tensor_spills: float
+    shared_turn: float
+    tensor_shared_turn: float
+    step: float
+    launch: float
+    tensor_clock: float
+
+
+@cache
+def fitted() -> Fitted:
+    """The part `ranking` of the H200's profile."""
+    part = json.loads((DEVICES / "h200.json").read_text())["ranking"]
+    return Fitted(**{name: value for name, value in part.items() if not name.startswith("_")})
 
 
 @dataclass(frozen=True)
@@ -108,15 +128,17 @@ def _predict(
     for buffer in sizes.buffers:
         if _in_parts(buffer, sizes):  # every thread adds up those of its units
             adds = ceil(sizes.rows * buffer.width / WARP) * buffer.operands * buffer.parts * sharing
-            step += Cost(0, STEP + adds * read(machine.shared_load, WARP) / VECTOR, 0, 0)
+            step += Cost(0, fitted().step + adds * read(machine.shared_load, WARP) / VECTOR, 0, 0)
     computing = configuration.threads if sizes.sum_lanes else sizes.rows * sizes.tile
     units = ceil(computing / (WARP * SCHEDULERS)) * sharing  # of a scheduler's warps, one after the other
     replicas = ceil(sizes.rows * sizes.tile * configuration.ctas / (WARP * SCHEDULERS)) * sharing
-    step += Cost(0, STEP + elementwise(machine, spec.cell, units, replicas if configuration.replicated else 0), 0, 0)
+    computed = elementwise(machine, spec.cell, units, replicas if configuration.replicated else 0)
+    step += Cost(0, fitted().step + computed, 0, 0)
     exchange = _exchange(machine, configuration, sizes, sharing, active)
     step = Cost(step.load + exchange.load, step.products, step.reduction, exchange.synchronisation)
     if configuration.tensor_cores:
-        step = Cost(*(TENSOR_CLOCK * part for part in (step.load, step.products, step.reduction, step.synchronisation)))
+        parts = (step.load, step.products, step.reduction, step.synchronisation)
+        step = Cost(*(fitted().tensor_clock * part for part in parts))
     weights = FLOAT * sum(gemm.columns * gemm.depth for gemm in sizes.gemms)
     start = weights / read(machine.load_bandwidth, active)
     if configuration.exchange == "launches":  # in every step
@@ -168,9 +190,9 @@ def _product(
         reduction = shuffles / read(machine.shuffle_speedup, warps * count / depth) if count else 0.0
     turns_of_loops = turns * (gemm.shared + streamed)
     exact = configuration.tensor_cores and spec.precision == "highest"
-    spills = TENSOR_SPILLS if exact else SPILLS
+    spills = fitted().tensor_spills if exact else fitted().spills
     products *= 1 + spills * max(0, excess_registers(configuration, sizes, gemm))
-    waiting = TENSOR_SHARED_TURN if configuration.tensor_cores else SHARED_TURN
+    waiting = fitted().tensor_shared_turn if configuration.tensor_cores else fitted().shared_turn
     products_and_loads = max(products, loads) + turns_of_loops * waiting * machine.fma
     reduction += (gemm.partials - 1) * sizes.items * machine.fma
     return Cost(bytes_streamed / read(machine.load_bandwidth, active), products_and_loads, reduction, 0)
@@ -213,7 +235,8 @@ def _exchange(machine: Machine, configuration: Configuration, sizes: KernelLayou
         bandwidth, handoff = machine.cluster_bandwidth, machine.cluster_handoff
     else:
         bandwidth = read(machine.grid_bandwidth, active * machine.multiprocessors)
-        handoff = LAUNCH if configuration.exchange == "launches" else read(machine.grid_handoff, configuration.ctas)
+        launched = configuration.exchange == "launches"
+        handoff = fitted().launch if launched else read(machine.grid_handoff, configuration.ctas)
     for buffer in sizes.buffers:
         if buffer.local:  # stored, waited for, loaded
             waits += 3 * machine.block_barrier

@@ -81,6 +81,7 @@ int cuOccupancyMaxActiveClusters(int* clusters, void*, const FakeConfig*) {
   return *clusters = fake_device().clusters, 0;
 }
 int cuLaunchKernelEx(const FakeConfig* config, void* function, void** parameters, void**) {
+  if (const int code = FakeFails("cuLaunchKernelEx")) return code;
   FakeNeedsContext();
   FakeKernelLaunch launch;
   launch.kernel = static_cast<FakeFunction*>(function)->name;

@@ -115,6 +115,7 @@ absl::Status HostKernel::Open(OpKernelContext* ctx, Device* host, const absl::St
   std::unique_ptr<OpKernel> made = tensorflow::CreateOpKernel(
       tensorflow::DEVICE_CPU, host, host->GetAllocator(tensorflow::AllocatorAttributes()), node,
       ctx->function_library()->graph_def_version(), &status);
+  if (!status.ok() && lacking.ok()) return status;
   if (!status.ok()) {
     return absl::Status(
         status.code(),
@@ -122,6 +123,7 @@ absl::Status HostKernel::Open(OpKernelContext* ctx, Device* host, const absl::St
                      "), and the CPU cannot run it either (", status.message(), "): ", advice_));
   }
   kernel_ = std::move(made);
+  if (lacking.ok()) return absl::OkStatus();
   WarnOnce(absl::StrCat("tfmem: ", NameOf(ctx), " has no program that runs on ",
                         ctx->device()->attributes().name(), " (", lacking.message(),
                         "); the CPU computes it instead, correctly but slower: ", advice_));

@@ -37,7 +37,8 @@ class HostKernel {
   // Copies the inputs to host memory, runs the kernel, and enqueues copies of its outputs. The host
   // waits for the inputs. An output that `ctx` has already is written, others are allocated.
   //
-  // `lacking` says why no program runs on the GPU. It is printed once for each op and device.
+  // `lacking` says why no program runs on the GPU. It is printed once for each op and device. OK
+  // prints nothing: the op is the CPU's wherever it is placed.
   // `handles` take the place of the inputs from `first` on.
   absl::Status Run(tensorflow::OpKernelContext* ctx, HostCopies* copies,
                    const absl::Status& lacking, int first = 0,

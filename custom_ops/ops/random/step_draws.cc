@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "custom_ops/ops/cuda/host_kernel.h"
 #include "custom_ops/ops/status_macros.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_builder.h"
@@ -80,9 +81,11 @@ REGISTER_OP("TfmemStepDraws")
     .Attr("of_steps: list(bool)")
     .Attr("shapes: list(shape)")
     .Attr("steps: int >= -1 = -1")
+    .Attr("programs: list(string) = []")
+    .Attr("images: list(func) = []")
     .SetShapeFn(StepDrawsShape)
     .Doc(R"doc(
-Runs TensorFlow's kernel of a stateless random op once for each step, on the CPU.
+Makes what a stateless random op makes in each step: on a CPU TensorFlow's kernel runs once for each.
 
 inputs: those of the op; one that differs between steps has one more dimension in front, [steps, ...].
 outputs: those of the op for each step, [steps, ...].
@@ -90,6 +93,8 @@ op: a stateless random op, "StatelessRandomNormalV2".
 of_steps: for each input whether it differs between steps; one does at least.
 shapes: of the outputs in one step, as far as they are known.
 steps: how many steps there are, if that is known before they run.
+programs: GPU programs (custom_ops/random/kernels.py) that draw for all steps; the first that loads runs.
+images: for each program the function of the graph's library that holds its code.
 )doc");
 
 // The op that runs in each step; its attributes follow from the types of its tensors.
@@ -261,6 +266,8 @@ class StepDrawsOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfmemStepDraws").Device(tensorflow::DEVICE_CPU), StepDrawsOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfmemStepDraws").Device(tensorflow::DEVICE_CPU).Label(kHostKernelLabel), StepDrawsOp);
 
 }  // namespace
 }  // namespace tfmem

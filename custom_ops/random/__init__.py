@@ -1,0 +1,1 @@
+"""GPU programs of TfmemStepDraws: random numbers of all steps of a loop."""

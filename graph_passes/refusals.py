@@ -157,8 +157,8 @@ class Reason(Enum):
     STEP_DRAWS = (
         "recurrent",
         (
-            "'{node}' ({op}) draws from a seed of each step; a GPU, and a loop that states end, need a known count, "
-            "{most} at most; draw in front of the loop"
+            "'{node}' ({op}) draws from a seed of each step; truncated normals on a GPU, and loops that states end, need "
+            "a known count, {most} at most; draw in front of the loop"
         ),
     )
     DRAWS_ROOM = (

@@ -225,7 +225,7 @@ def test_loops_that_their_states_end(bound: int, training: bool) -> None:
     assert all(str(Reason.STEP_DRAWS(**drawn, most=MOST_STEPS)) in why for why in report.not_replaced)
 
 
-# ---- devices that have no kernel of the op ----
+# ---- GPUs, whose kernel of the op draws no truncated normals ----
 
 
 @pytest.fixture
@@ -252,19 +252,25 @@ def test_ops_for_each_of_a_known_number_of_steps(name: str, training: bool) -> N
         np.testing.assert_allclose(a, b, rtol=20 * TOLERANCE, atol=20 * TOLERANCE)
     report = tfmem.report(optimized)
     assert report.replaced
-    ops = {node.op for node in optimized.get_concrete_function(*given).graph.as_graph_def().node}
-    assert STEP_DRAWS not in ops
+    nodes = optimized.get_concrete_function(*given).graph.as_graph_def().node
+    assert not [node.name for node in nodes if node.op == STEP_DRAWS and b"Truncated" in node.attr["op"].s]
+    truncated = [node.name for node in nodes if node.op.startswith("StatelessTruncated")]
+    assert len(truncated) == (5 if name == "split by index" else 0)  # of "old" seeds are constants, and numbers folded
 
 
 @pytest.mark.usefixtures("_unrolls")
 @pytest.mark.parametrize("steps", [None, MOST_STEPS + 5])
 def test_too_many_steps_to_write_ops_for(steps: int | None) -> None:
-    run = loop(DRAWS["counted"], steps=steps)
-    optimized = tfmem.optimize(run, passes=("recurrent",))
     length = steps or 5
-    optimized(tf.constant(numbers(length, BATCH, INPUTS)), tf.constant(length), tf.constant([7, 3]))
-    (why,) = tfmem.report(optimized).not_replaced
-    assert "need a known count" in why
+    given = tf.constant(numbers(length, BATCH, INPUTS)), tf.constant(length), tf.constant([7, 3])
+    for name in ("split by index", "old", "folded", "counted", "whole"):
+        optimized = tfmem.optimize(loop(DRAWS[name], steps=steps), passes=("recurrent",))
+        optimized(*given)
+        if name not in ("split by index", "old"):
+            assert not tfmem.report(optimized).not_replaced
+            continue
+        (why,) = tfmem.report(optimized).not_replaced
+        assert "truncated normals on a GPU" in why
 
 
 # ---- the op ----

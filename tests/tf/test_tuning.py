@@ -11,11 +11,13 @@ import pytest
 import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
+from custom_ops.random import kernels as draws
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.gpu_program import RecurrentProgram
 from custom_ops.recurrent.spec import RecurrentSpec
 from graph_passes.analysis.cost import device_costs as profiles
-from graph_passes.graph.ir import Code, TensorId
+from graph_passes.graph.ir import Code, DataType, TensorId
+from graph_passes.graph.rewrite import NewNode
 from graph_passes.passes.recurrent.match import Direction, Kernels, Match, RecurrentNode, RecurrentPlan
 from graph_passes.refusals import Reason
 from tfmem.devices import Target
@@ -121,3 +123,21 @@ def test_the_report_says_precision_and_times(made: list[RecurrentSpec]) -> None:
 def test_bad_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(tfmem.OptionsError, match=next(iter(wrong))):
         tfmem.RecurrentOptions(**wrong)
+
+
+def test_what_steps_draw_has_a_program_for_each_gpu_of_the_kernels(
+    made: list[RecurrentSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for keys and truncated normals."""
+    monkeypatch.setattr(draws, "code_of", lambda source, *_, **__: source.encode())
+    ops = {"StatelessRandomUniformV2": "float32", "StatelessRandomGetKeyCounter": "uint64"}
+    ops["StatelessTruncatedNormalV2"] = "float32"
+    drawing = [NewNode(op, "TfmemStepDraws", (), {"op": op, "Tout": (DataType(dtype),)}) for op, dtype in ops.items()]
+    found = match("a", 8)
+    found = dataclasses.replace(found, nodes=(*drawing, *found.nodes))
+    (planned,) = tuning.with_kernels(RecurrentPlan((found,)), GPU, OPTIONS).matches
+    uniform, *others = (node for node in planned.nodes if isinstance(node, NewNode))
+    (program,), (code,) = uniform.attrs["programs"], uniform.attrs["images"]
+    assert "arch 90" in program
+    assert b"Uniform<float>" in code.data
+    assert others == drawing[1:]

@@ -24,6 +24,7 @@ from graph_passes.passes.recurrent.options import OLDEST, RecurrentOptions
 from graph_passes.refusals import Reason, Refusal
 from tfmem.devices import Target
 from tfmem.kernels.exported import exported_programs
+from tfmem.kernels.step_draws import with_draws
 from tfmem.options import Options
 
 # Ops of a step on single numbers with which a CPU was measured to run a small recurrence faster than the loop.
@@ -101,14 +102,18 @@ def with_kernels(plan: RecurrentPlan, target: Target, options: Options) -> Recur
                 reasons |= dict.fromkeys(names, Reason.NO_KERNEL(detail=str(error)))
             else:
                 made |= dict.fromkeys(names, kernels)
-    kept, left = [], []
-    for match in plan.matches:
-        launches = (*match.counting, *match.launches)
-        reason = next((reasons[launch.name] for launch in launches if launch.name in reasons), None)
-        if reason is None:
-            kept.append(match)
-        else:
-            left.append(Unmatched(match.name, match.carrier, reason))
+        kept, left = [], []
+        for match in plan.matches:
+            names = [launch.name for launch in (*match.counting, *match.launches)]
+            reason = next((reasons[name] for name in names if name in reasons), None)
+            if reason is None:
+                images = [program.image for name in names for program in made[name].programs]
+                try:
+                    kept.append(with_draws(match, images, Cache(folder)))
+                except KernelError as error:
+                    reason = Reason.NO_KERNEL(detail=str(error))
+            if reason is not None:
+                left.append(Unmatched(match.name, match.carrier, reason))
     return RecurrentPlan(tuple(kept), (*plan.unmatched, *left), precision, made)
 
 

@@ -58,7 +58,7 @@ class Needs:
         fuse_biases: whether products may add their biases, since no gradient will be taken.
         exits: see `find.step_gradients.Exits`; None: unrolled steps with their gradient stay.
         slow: see `train.plan.Slow`; None: nothing is.
-        unrolls_draws: whether the device has no kernel of `TfmemStepDraws`.
+        unrolls_draws: whether the device's kernel of `TfmemStepDraws` does not draw everything, as a GPU's.
     """
 
     gradients: Gradients

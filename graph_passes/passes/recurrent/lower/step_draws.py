@@ -3,8 +3,8 @@
     seeds [time, 2]  --TfmemStepDraws(StatelessRandomGetKeyCounter)-->  keys [time, 1], counters [time, 2]
     keys, counters   --TfmemStepDraws(StatelessRandomUniformV2)-->      numbers [time, batch, units]
 
-So the numbers are those that the loop draws, for any number of steps. Only a CPU has a kernel of the op. For another
-device `unrolled` writes TensorFlow's own op for each step.
+So the numbers are those that the loop draws, for any number of steps. A GPU's kernel of the op draws for all steps at
+once, but no truncated normals: for those `unrolled` writes TensorFlow's own op for each step.
 """
 
 from __future__ import annotations
@@ -96,26 +96,26 @@ def require_room(body: Graph, nodes: Sequence[NewNode | RecurrentNode], steps: D
 
 
 def unrolled(match: Match, names: Names) -> Match:
-    """`match` with TensorFlow's op for each step, for a device that has no kernel of `TfmemStepDraws`.
+    """`match` with TensorFlow's op for each step where a GPU's kernel of `TfmemStepDraws` does not draw.
 
     Raises:
         Unreadable: there are too many steps, or their number is unknown.
     """
     nodes: list[NewNode | RecurrentNode] = []
-    instead: dict[TensorId, TensorId] = {}
-    for each in match.nodes:
-        if not isinstance(each, NewNode):
-            nodes.append(each)
-            continue
-        node = replace(each, inputs=tuple(instead.get(tensor, tensor) for tensor in each.inputs))
-        nodes += [node] if node.op != STEP_DRAWS else _unrolled(node, names, instead)
+    for node in match.nodes:
+        nodes += _unrolled(node, names) if isinstance(node, NewNode) and _is_truncated(node) else [node]
     return replace(match, nodes=tuple(nodes))
 
 
-def _unrolled(node: NewNode, names: Names, instead: dict[TensorId, TensorId]) -> list[NewNode]:
-    """The ops of `node`, one for each step; `instead` takes what is read in place of its outputs, if it has several."""
+def _is_truncated(node: NewNode) -> bool:
     attrs: Mapping[str, Any] = node.attrs
-    op, steps, given, made = attrs["op"], attrs["steps"], attrs["Tin"], attrs["Tout"]
+    return node.op == STEP_DRAWS and "Truncated" in attrs["op"]
+
+
+def _unrolled(node: NewNode, names: Names) -> list[NewNode]:
+    """The ops of `node`, one for each step; the last has its name, since a launch may read it."""
+    attrs: Mapping[str, Any] = node.attrs
+    op, steps, given, (made,) = attrs["op"], attrs["steps"], attrs["Tin"], attrs["Tout"]
     if not 0 < steps <= MOST_STEPS:
         raise Unreadable(Reason.STEP_DRAWS(node=node.name, op=op, most=MOST_STEPS))
     writer = Writer(names, node.name, node.device)
@@ -123,18 +123,9 @@ def _unrolled(node: NewNode, names: Names, instead: dict[TensorId, TensorId]) ->
         writer.unpacked(tensor, kind.name, steps) if of_steps else (tensor,) * steps
         for tensor, kind, of_steps in zip(node.inputs, given, attrs["of_steps"], strict=True)
     ]
-    kinds = {"Tseed": given[0]}
-    if op != _KEYS:
-        kinds = {"dtype": made[0]}
-        kinds |= {"Tshape": given[0]} if op.endswith("V2") else {"T": given[0], "Tseed": given[1]}
-    drawn = [writer.emit(op, inputs, kinds, "step", len(made)) for inputs in zip(*items, strict=True)]
-    packed = [
-        writer.packed([TensorId(each.node, index) for each in drawn], kind.name) for index, kind in enumerate(made)
-    ]
-    if len(packed) == 1:  # a launch may read it: it keeps its name
-        return [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name)]
-    instead |= {TensorId(node.name, index): tensor for index, tensor in enumerate(packed)}
-    return writer.nodes
+    kinds = {"dtype": made} | ({"Tshape": given[0]} if op.endswith("V2") else {"T": given[0], "Tseed": given[1]})
+    writer.packed([writer.emit(op, inputs, kinds, "step") for inputs in zip(*items, strict=True)], made.name)
+    return [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name)]
 
 
 def _is_few(steps: Dim) -> bool:

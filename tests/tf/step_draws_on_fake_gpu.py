@@ -1,4 +1,4 @@
-"""TfmemStepDraws on a GPU, on the fake driver, beside TensorFlow's own op of each step. Run by test_step_draws_gpu.py."""
+"""TfmemStepDraws on a GPU, on the fake driver, beside TensorFlow's op of each step. Run by test_step_draws_gpu.py."""
 
 from __future__ import annotations
 

@@ -157,8 +157,8 @@ class Reason(Enum):
     STEP_DRAWS = (
         "recurrent",
         (
-            "'{node}' ({op}) draws by a seed of each step; truncated normals on GPUs, and loops that states end, need a "
-            "known count, at most {most}; draw before the loop"
+            "'{node}' ({op}) draws by a seed of each step; truncated normals on GPUs, and loops that states end, need "
+            "a known count, at most {most}; draw before the loop"
         ),
     )
     DRAWS_ROOM = (

@@ -270,7 +270,7 @@ def test_too_many_steps_to_write_ops_for(steps: int | None) -> None:
             assert not tfmem.report(optimized).not_replaced
             continue
         (why,) = tfmem.report(optimized).not_replaced
-        assert "truncated normals on a GPU" in why
+        assert "truncated normals on GPUs" in why
 
 
 # ---- the op ----

@@ -1,4 +1,4 @@
-// Numbers that the steps of a loop draw, each step by a key and a counter of its own: those of
+// Numbers that the steps of a loop draw, each step by a separate key and counter: those of
 // TensorFlow's stateless random ops. One launch draws for all steps.
 #pragma once
 
@@ -77,7 +77,7 @@ __device__ inline void box_muller(double first, double second, double* to) {
   to[1] = cos(angle) * radius;
 }
 
-// Of half types: float's normal numbers, rounded.
+// Half types have normal numbers of float, rounded.
 template <class T>
 struct Normal {
   using Value = T;

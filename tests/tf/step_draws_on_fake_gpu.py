@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from custom_ops.image_functions import named
 from custom_ops.load import load
-from custom_ops.random import kernels
+from custom_ops.random import draw_kernels
 from tests.tf.fake_gpu import OUT_OF_MEMORY, FakeGpu
 
 pytest_plugins = ("tests.tf.fake_gpu",)
@@ -37,7 +37,7 @@ def draw(
     gpu: FakeGpu, op: str, dtype: str, inputs: Sequence[Any], of_steps: Sequence[bool], programs: Any = None
 ) -> tuple[Any, int]:
     """What the op gives in a graph, and how many kernels it launched."""
-    made = [kernels.build(op, dtype, 90, compile_source=gpu.compile_source)] if programs is None else programs
+    made = [draw_kernels.build(op, dtype, 90, compile_source=gpu.compile_source)] if programs is None else programs
 
     def run(*inputs: Any) -> Any:
         (found,) = load().ops.tfmem_step_draws(
@@ -167,7 +167,7 @@ def test_what_lies_in_host_memory_is_drawn_there(gpu: FakeGpu, capfd: pytest.Cap
 def test_programs_of_other_gpus(gpu: FakeGpu, programs: str, capfd: pytest.CaptureFixture[str]) -> None:
     key, counter = keys_of(SEEDS)
     op = "StatelessRandomUniformV2"
-    own = kernels.build(op, "float32", 90, compile_source=gpu.compile_source)
+    own = draw_kernels.build(op, "float32", 90, compile_source=gpu.compile_source)
     other = replace(own, arch=100, code=b"for compute capability 10.0")
     made = {"none": [], "another's": [other], "another's first": [other, own]}[programs]
     found, launched = draw(gpu, op, "float32", [[7, 3], key, counter, 1], [False, True, True, False], made)

@@ -11,7 +11,7 @@ import pytest
 import tfmem
 from custom_ops.errors import KernelError
 from custom_ops.jit.image import KernelImage
-from custom_ops.random import kernels as draws
+from custom_ops.random import draw_kernels as draws
 from custom_ops.recurrent import cells
 from custom_ops.recurrent.gpu_program import RecurrentProgram
 from custom_ops.recurrent.spec import RecurrentSpec

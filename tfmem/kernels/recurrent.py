@@ -23,8 +23,8 @@ from graph_passes.passes.recurrent.match import Kernels, Match, RecurrentPlan, U
 from graph_passes.passes.recurrent.options import OLDEST, RecurrentOptions
 from graph_passes.refusals import Reason, Refusal
 from tfmem.devices import Target
+from tfmem.kernels.draw_programs import with_draws
 from tfmem.kernels.exported import exported_programs
-from tfmem.kernels.step_draws import with_draws
 from tfmem.options import Options
 
 # Ops of a step on single numbers with which a CPU was measured to run a small recurrence faster than the loop.

@@ -93,7 +93,7 @@ op: a stateless random op, "StatelessRandomNormalV2".
 of_steps: for each input whether it differs between steps; one does at least.
 shapes: of the outputs in one step, as far as they are known.
 steps: how many steps there are, if that is known before they run.
-programs: GPU programs (custom_ops/random/kernels.py) that draw for all steps; the first that loads runs.
+programs: GPU programs (custom_ops/random/draw_kernels.py) that draw for all steps; the first that loads runs.
 images: for each program the function of the graph's library that holds its code.
 )doc");
 

@@ -28,7 +28,7 @@ SPLIT_OPERATIONS = 5  # to cut a float32 into two TF32 numbers
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedCosts:
     """What was fitted to times of kernels on one device, whose profile says to which.
 
     Attributes:
@@ -49,10 +49,10 @@ class Fitted:
 
 
 @cache
-def fitted() -> Fitted:
+def fitted() -> FittedCosts:
     """The part `ranking` of the H200's profile."""
     part = json.loads((DEVICES / "h200.json").read_text())["ranking"]
-    return Fitted(**{name: value for name, value in part.items() if not name.startswith("_")})
+    return FittedCosts(**{name: value for name, value in part.items() if not name.startswith("_")})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from custom_ops.jit.cache import Cache
 from custom_ops.jit.image import KernelImage
-from custom_ops.random import kernels
+from custom_ops.random import draw_kernels
 from graph_passes.graph.ir import Code
 from graph_passes.graph.rewrite import NewNode
 from graph_passes.passes.recurrent.lower.step_draws import STEP_DRAWS
@@ -38,7 +38,7 @@ def _with_programs(node: Node, gpus: Sequence[tuple[int, Kind]], cache: Cache) -
         return node
     attrs: Mapping[str, Any] = node.attrs
     op, dtype = attrs["op"], attrs["Tout"][0].name
-    made = [kernels.build(op, dtype, *gpu, cache) for gpu in gpus] if kernels.distribution(op, dtype) else []
+    made = [draw_kernels.build(op, dtype, *gpu, cache) for gpu in gpus] if draw_kernels.distribution(op, dtype) else []
     if not made:
         return node
     programs = {"programs": tuple(each.to_text() for each in made), "images": tuple(Code(each.code) for each in made)}

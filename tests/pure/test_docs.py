@@ -98,6 +98,13 @@ def test_the_tree_of_the_architecture_is_the_tree():
 
 
 @pages
+def test_each_item_of_a_list_begins_a_line(page: Path) -> None:
+    """A paragraph that is wrapped again takes in the items below it."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert re.findall(r"[.;:]\s- (?:\*\*|`|\w).{0,30}", re.sub(r"\n(?=\s*- )", "\n\n", text)) == []
+
+
+@pages
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if target.startswith("http"):

@@ -1,4 +1,4 @@
-"""The seven passes, each with its phase and its contract; and one captured step through the one that moves memory.
+"""The eight passes, each with its phase and its contract; and one captured step through the one that moves memory.
 
 captured --BEFORE_GRAPPLER--> Grappler, once --AFTER_GRAPPLER--> (with a budget: UNDER_BUDGET) --> restored
 """
@@ -17,7 +17,7 @@ from graph_passes.analysis.memory import roles
 from graph_passes.analysis.memory.liveness import build_timeline, priced, refuse_open
 from graph_passes.analysis.memory.replica_step import shared_by
 from graph_passes.analysis.memory.session_step import reads_before_updates, step_region, with_waits
-from graph_passes.analysis.memory.simulate import Link, uncounted, usage_under
+from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.contract import Contract, Kept, Property
 from graph_passes.errors import GraphError, InfeasibleBudgetError, NoGradientError, ReplicasError, UnknownShapeError
@@ -28,11 +28,13 @@ from graph_passes.graph.order import schedule
 from graph_passes.graph.rewrite import Rewrite, apply_rewrites
 from graph_passes.graph.verify import verify_merged
 from graph_passes.pass_infra import NeedsOf, Pass, PassOutcome, PassPhase
+from graph_passes.passes.equal.apply import numbers_once
+from graph_passes.passes.equal.plan import plan_equal
 from graph_passes.passes.fuse.apply import fusion_rewrites
 from graph_passes.passes.fuse.plan import plan_fusion
 from graph_passes.passes.merge.apply import merge_rewrites
 from graph_passes.passes.merge.plan import plan_merge
-from graph_passes.passes.offload.apply import offload_rewrites, transfers
+from graph_passes.passes.offload.apply import offload_rewrites
 from graph_passes.passes.offload.options import RECOMPUTING, OffloadOptions
 from graph_passes.passes.offload.plan import How, Needs, OffloadPlan, PlanRequest, Probing, plan_step_memory
 from graph_passes.passes.offload.selection import in_use
@@ -46,13 +48,10 @@ from graph_passes.passes.recurrent.apply import recurrent_rewrites
 from graph_passes.passes.recurrent.plan import plan_recurrent
 from graph_passes.passes.split.apply import split_rewrites
 from graph_passes.passes.split.plan import plan_split
-from graph_passes.refusals import Reason
-from graph_passes.report import MOVED, RECOMPUTED, UNCHANGED_FITS, Report, TransferRecord
-from graph_passes.step_picture import pictured
 
 __all__ = [
-    "FUSE", "MERGE", "OFFLOAD", "PASSES", "PREPARE", "PRODUCTS", "RECURRENT", "SPLIT", "Pass", "PassOutcome",
-    "PassPhase", "Step", "StepSource", "describe", "edit_step", "plan_step", "run_passes", "runs",
+    "EQUAL", "FUSE", "MERGE", "OFFLOAD", "PASSES", "PREPARE", "PRODUCTS", "RECURRENT", "SPLIT", "Pass", "PassOutcome",
+    "PassPhase", "Step", "StepSource", "edit_step", "plan_step", "run_passes", "runs",
 ]  # fmt: skip
 
 _EDITS = Contract(
@@ -103,6 +102,7 @@ FUSE = Pass(
     fusion_rewrites,
     replace(_AFTER_GRAPPLER, inserts=frozenset({FUSION_OP})),
 )
+EQUAL = Pass("equal", PassPhase.UNDER_BUDGET, "offload", plan_equal, numbers_once, _AFTER_GRAPPLER)
 SPLIT = Pass("split", PassPhase.UNDER_BUDGET, "offload", plan_split, split_rewrites, _AFTER_GRAPPLER)
 OFFLOAD = Pass(
     "offload",
@@ -114,7 +114,7 @@ OFFLOAD = Pass(
 )
 
 # In the order in which they run.
-PASSES: tuple[Pass[Any, Any], ...] = (RECURRENT, PRODUCTS, PREPARE, MERGE, FUSE, SPLIT, OFFLOAD)
+PASSES: tuple[Pass[Any, Any], ...] = (RECURRENT, PRODUCTS, PREPARE, MERGE, FUSE, EQUAL, SPLIT, OFFLOAD)
 
 
 def runs(phase: PassPhase, asked: Collection[str]) -> bool:
@@ -340,60 +340,3 @@ class StepSource:
             self._editor.add_control(update, reader)
         apply_rewrites(rewrites, graph, self._editor)
         return {}
-
-
-def describe(
-    step: Step,
-    timeline: Timeline,
-    plan: OffloadPlan,
-    policy: str,
-    *,
-    graph: str,
-    device: str,
-    notes: Sequence[str] = (),
-) -> Report:
-    """The report of a plan, nothing measured yet."""
-    names = [item.node for item in timeline.steps]
-    peaks = {plan.before.peak_at, plan.after.peak_at} if names else set()  # a step may have no op at all
-    shown = sorted({*plan.ordered, *peaks})
-    after = usage_under(timeline, plan.moves, plan.paddings)
-    records = tuple(
-        TransferRecord(
-            tensor=str(tensor),
-            bytes=timeline.buffers[move.buffer].nbytes,
-            offload_after=RECOMPUTED if move.recomputed else names[move.copy_after],
-            release_before=names[move.release],
-            prefetch_before=names[move.prefetch],
-            first_use=names[move.next],
-        )
-        for move, tensor in transfers(step.graph, timeline, plan)
-    )
-    moved = sum(record.bytes for record in records if record.offload_after != RECOMPUTED)
-    uncounted_lists = tuple(
-        str(buffer.tensor) for buffer in timeline.buffers if buffer.pinned_by == Reason.LIST_UNKNOWN()
-    )
-    unknown = [(str(buffer.tensor), buffer.pinned_by) for buffer in timeline.buffers if not buffer.nbytes]
-    return Report(
-        graph=graph,
-        device=device,
-        policy=policy,
-        decision=MOVED if records else UNCHANGED_FITS,
-        budget=plan.budget,
-        passes=("offload",),
-        peak_before=plan.before.peak,
-        peak_predicted=plan.after.peak,
-        peak_uncounted=uncounted(timeline, plan.moves, plan.paddings),
-        bytes_out_predicted=moved,
-        bytes_in_predicted=moved,
-        stall_predicted_ns=round(plan.after.stall * 1e9),
-        step_predicted_ns=round(plan.after.seconds * 1e9),
-        verdict=plan.verdict,
-        size_threshold=plan.size_threshold if records else None,
-        transfers=records,
-        curve_before=tuple((names[p], int(timeline.usage[p])) for p in shown),
-        curve_after=tuple((names[p], int(after[p])) for p in shown),
-        notes=(*notes, *([plan.verdict.note] if plan.verdict and plan.verdict.note else [])),
-        not_moved=tuple((str(tensor), str(reason)) for tensor, reason in (*unknown, *plan.left_alone)),
-        not_enforced=uncounted_lists,
-        **pictured(timeline, plan.moves, plan.link, (plan.before.peak_at, plan.after.peak_at)),
-    )

@@ -1,1 +1,1 @@
-"""The seven passes, a folder each: `plan.py` decides, `apply.py` edits the graph as the plan says."""
+"""The eight passes, a folder each: `plan.py` decides, `apply.py` edits the graph as the plan says."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from graph_passes.analysis.equal_numbers import equal_numbers
 from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.flatten import FlatProduct, flat_product_rewrites, flat_products
 from graph_passes.graph.ir import Graph, TensorId, TensorSpec
@@ -13,7 +14,6 @@ from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import Names, apply_rewrites
 from graph_passes.passes.prepare.apply import equal_rewrites, recompute_rewrites
 from graph_passes.passes.prepare.copies import recomputed
-from graph_passes.passes.prepare.equal import equal_numbers
 from graph_passes.passes.prepare.plan import Needs, plan_prepare
 from tests.float_graphs import Build, Given
 

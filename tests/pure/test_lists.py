@@ -24,6 +24,7 @@ from graph_passes.errors import InfeasibleBudgetError, UnknownShapeError
 from graph_passes.graph.ir import Function, Graph, Node, TensorId, TensorSpec
 from graph_passes.passes.offload.options import OffloadOptions
 from graph_passes.refusals import Reason
+from graph_passes.step_report import describe
 
 KIB, MIB = 1 << 10, 1 << 20
 H = TensorSpec("float32", 4, (1024, 128))  # 512 KiB
@@ -221,7 +222,7 @@ def test_the_report_says_for_what_the_budget_is_not_enforced() -> None:
     found = read.timeline(COSTS)
     assert [buffer.pinned_by for buffer in found.buffers if not buffer.nbytes] == [Reason.LIST_UNKNOWN()] * 2
     plan = pipeline.plan_step(read, found, Link(1.0, 1.0), 8 * MIB, OffloadOptions())
-    report = pipeline.describe(read, found, plan, "hybrid", graph="g", device="d")
+    report = describe(read, found, plan, "hybrid", graph="g", device="d")
     assert report.not_enforced == ("loop:3", "loop:4")
     assert "the budget is not enforced for 2 lists ('loop:3', ...) of loops" in str(report)
     known = pipeline.Step.read(step())

@@ -24,13 +24,13 @@ from tfmem.steps import trace as planning
 # where a fault arises: the module that looks the name up, and the name
 READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (read_step, "shaped_graph")]
 PLANNING = [(pipeline, "plan_step")]
-EDITING = [(pipeline, "apply_rewrites"), (contract, "verify_graph"), (pipeline, "describe")]
+EDITING = [(pipeline, "apply_rewrites"), (contract, "verify_graph"), (planning, "describe")]
 RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
-LATER = [(1, measuring, "observe"), (1, trials.Plans, "untried"), (1, pipeline, "plan_step"), (1, pipeline, "describe")]
+LATER = [(1, measuring, "observe"), (1, trials.Plans, "untried"), (1, pipeline, "plan_step"), (1, planning, "describe")]
 LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, settling, "best_trial")]
-LATER += [(2, contract, "verify_graph"), (2, pipeline, "describe"), (2, planning.serde, "to_graph_def")]
+LATER += [(2, contract, "verify_graph"), (2, planning, "describe"), (2, planning.serde, "to_graph_def")]
 LATER += [(3, checking, "checked")]
 
 

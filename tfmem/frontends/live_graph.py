@@ -21,6 +21,7 @@ from graph_passes.pipeline import RECURRENT, PassOutcome, PassPhase, run_passes
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report
 from graph_passes.splitting import with_split
+from graph_passes.step_report import describe
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import require_feeds, unique
 from tfmem.capture.gradient_check import step_gradient_fault
@@ -129,7 +130,7 @@ class _LiveStep:
         assert plan is not None  # there is a budget
         options, name = self._engine.settings.options.offload, type(self._graph).__name__
         device = self._engine.settings.target.description
-        found = pipeline.describe(step, timeline, plan, options.policy, graph=name, device=device, notes=notes)
+        found = describe(step, timeline, plan, options.policy, graph=name, device=device, notes=notes)
         self._engine.notices.warn_of_losses(found)
         return found
 

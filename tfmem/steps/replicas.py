@@ -34,6 +34,7 @@ from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import Probing
 from graph_passes.report import Report, measured
 from graph_passes.splitting import CLEARLY, SplitStep, with_split
+from graph_passes.step_report import describe
 from tfmem.device_names import allocator_of
 from tfmem.devices import find_target, links_together, memory
 from tfmem.runtime.engine import Engine
@@ -240,9 +241,7 @@ def describe_replicas(
 ) -> Report:
     """One report: peaks of the allocator that needs the most, moves of all devices, and figures of each allocator."""
     policy = engine.settings.options.offload.policy
-    reports = [
-        pipeline.describe(step, each.timeline, each.plan, policy, graph=name, device=each.pool.name) for each in plans
-    ]
+    reports = [describe(step, each.timeline, each.plan, policy, graph=name, device=each.pool.name) for each in plans]
     if split is not None:
         before = (replace(split, peak_before=split.peaks_before[each.device]) for each in plans)
         moves = any(report.transfers for report in reports)

@@ -19,6 +19,7 @@ from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.refusals import Reason
 from graph_passes.report import Report
+from graph_passes.step_report import describe
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, op_name, require_feeds, unique
 from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
@@ -193,7 +194,7 @@ class _GraphDefStep:
             raise error.with_split(str(Reason.SPLIT_IN_PLACE(kind="GraphDef"))) from error
         assert plan is not None  # there is a budget
         options, device = self._engine.settings.options.offload, self._engine.settings.target.description
-        found = pipeline.describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)
+        found = describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)
         self._engine.notices.warn_of_losses(found)
         if not plan.moves:
             return self._captured, found

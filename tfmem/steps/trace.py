@@ -24,6 +24,7 @@ from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import ORDERED, Report
 from graph_passes.splitting import SplitStep, with_split
+from graph_passes.step_report import describe
 from tfmem.capture.body_source import has_loops
 from tfmem.capture.captured import Captured, every_node, require_feeds
 from tfmem.capture.concrete_function import capture_concrete, input_specs, is_distributed, restore_concrete
@@ -354,7 +355,7 @@ class Trace:
         """
         engine = self._engine
         policy, device = engine.settings.options.offload.policy, engine.settings.target.description
-        report = pipeline.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
+        report = describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
         ordered = not plan.moves and not given
         decision = ORDERED if ordered else report.decision
         report = replace(report, decision=decision, budget=engine.settings.budget)

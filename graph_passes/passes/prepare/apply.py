@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graph_passes.analysis.equal_numbers import equal_rewrites
 from graph_passes.graph.flatten import flat_product_rewrites
 from graph_passes.graph.ir import DataType, Graph, TensorId
 from graph_passes.graph.ops import copied
@@ -11,7 +12,6 @@ from graph_passes.graph.rewrite import Names, Rewrite
 from graph_passes.graph.writer import Writer
 from graph_passes.passes.prepare.copies import Recomputed
 from graph_passes.passes.prepare.einsum import EinsumProduct
-from graph_passes.passes.prepare.equal import Equal
 from graph_passes.passes.prepare.plan import PreparePlan
 from graph_passes.passes.prepare.seeds import SEEDED, Seeded
 
@@ -27,19 +27,6 @@ def prepare_rewrites(plan: PreparePlan, graph: Graph) -> list[Rewrite]:
         *seeded_rewrites(plan.seeded, graph, names),
         *flat_product_rewrites(plan.products, graph, names),
         *recompute_rewrites(plan.recomputed, graph, names),
-    ]
-
-
-def equal_rewrites(plan: Sequence[Equal]) -> list[Rewrite]:
-    """What reads one of the others reads the one that stays."""
-    return [
-        Rewrite(
-            each.name,
-            rewired=tuple((TensorId(other), TensorId(each.name)) for other in each.others),
-            replaced=each.others,
-            successor=each.name,
-        )
-        for each in plan
     ]
 
 

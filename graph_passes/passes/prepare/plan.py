@@ -11,7 +11,7 @@ The hard case: one value with an early and a late reader, which no kernel can ho
 
 `plan_prepare` has five steps:
 
-    equal_numbers   numbers that several nodes compute alike are computed once (`equal.py`)
+    equal_numbers   numbers that several nodes compute alike are computed once (`analysis/equal_numbers.py`)
     einsums         einsums of two operands become a batched product (`einsum.py`)
     seeded          random ops take the seed of which their key and counter are made (`seeds.py`)
     flat_products   products whose batch can join the rows become one product (`graph/flatten.py`)
@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graph_passes.analysis.equal_numbers import Equal, equal_numbers
 from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.flatten import FlatProduct, flat_products
 from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph
 from graph_passes.passes.prepare.copies import Recomputed, recomputed
 from graph_passes.passes.prepare.einsum import EinsumProduct, einsums
-from graph_passes.passes.prepare.equal import Equal, equal_numbers
 from graph_passes.passes.prepare.seeds import Seeded, seeded
 
 

@@ -9,13 +9,14 @@ Two reads are equal where they wait for the same nodes: a write that one of them
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graph_passes.analysis.op_pattern import NodePattern, OpPattern
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.ops import copied
 from graph_passes.graph.order import topological
+from graph_passes.graph.rewrite import Rewrite
 
 NUMBER = 8  # bytes of one
 _KINDS = frozenset({OpPattern.ELEMENTWISE, OpPattern.VIEW, OpPattern.READ})
@@ -54,6 +55,19 @@ def equal_numbers(graph: Graph, known: Mapping[str, NodePattern], keep: Collecti
             stays[name] = first[key]
             others.setdefault(first[key], []).append(name)
     return tuple(Equal(name, tuple(found)) for name, found in others.items())
+
+
+def equal_rewrites(found: Sequence[Equal]) -> list[Rewrite]:
+    """What reads one of the others reads the one that stays."""
+    return [
+        Rewrite(
+            each.name,
+            rewired=tuple((TensorId(other), TensorId(each.name)) for other in each.others),
+            replaced=each.others,
+            successor=each.name,
+        )
+        for each in found
+    ]
 
 
 def _is_number(graph: Graph, node: Node) -> bool:

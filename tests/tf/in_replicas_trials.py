@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfmem
 from tests.tf.in_replicas import BATCH, MIB, Training, invented, mirrored, optimized, run_cases, usual_peak
 from tfmem.runtime.measured_call import Meter
-from tfmem.steps import measuring
+from tfmem.steps import lane_trials
 
 
 def tried(peaks: Callable[[int, int], int | None], *seconds: float) -> list[Any]:
@@ -45,7 +45,7 @@ def tried(peaks: Callable[[int, int], int | None], *seconds: float) -> list[Any]
     tf.random.set_seed(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Meter, "timed_on", fake)
-        patch.setattr(measuring, "timed_lanes", invented)
+        patch.setattr(lane_trials, "timed_lanes", invented)
         for _ in range(calls):
             losses.append(float(step(batch)))
             reports.append(tfmem.report(step))

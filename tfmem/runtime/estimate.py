@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graph_passes.analysis.cost.folded import folded
 from graph_passes.analysis.cost.model import Roofline, held
@@ -37,15 +37,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class TimedCosts:
-    """Run times that were measured, by op; the rest by estimate. A `CostModel`.
+    """Run times and workspace that were measured, by op; the rest by estimate. A `CostModel`.
 
     Attributes:
         node_seconds: by name of the node.
         estimate: of what was not measured.
+        node_workspace: bytes by name of the node.
     """
 
     node_seconds: Mapping[str, float]
     estimate: Estimate
+    node_workspace: Mapping[str, int] = field(default_factory=dict)
 
     def seconds(self, graph: Graph, node: Node) -> float:
         """See `CostModel`."""
@@ -54,7 +56,8 @@ class TimedCosts:
 
     def workspace(self, graph: Graph, node: Node) -> int:
         """See `CostModel`."""
-        return self.estimate.workspace(graph, node)
+        found = self.node_workspace.get(node.name)
+        return self.estimate.workspace(graph, node) if found is None else found
 
     def base(self, graph: Graph) -> int:
         """See `CostModel`."""

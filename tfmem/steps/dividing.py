@@ -109,7 +109,8 @@ def divided(state: Dividing) -> Trace | Refusal:
 
 def refused(state: Dividing, why: Refusal) -> Transition[StepState]:
     """What follows if the step cannot be divided, or is not predicted to be faster."""
-    text = "no division is predicted to be clearly faster" if why.reason is Reason.SPLIT_OVER else str(why)
+    slower = why.reason is Reason.SPLIT_OVER and not total_over(state.report)
+    text = "no division is predicted to be clearly faster" if slower else str(why)
     return whole(state, f"not split along the batch: {text}")
 
 

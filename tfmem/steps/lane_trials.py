@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from custom_ops.errors import TfmemError
 from custom_ops.timing.rounds import fastest
 from graph_passes.analysis.cost.model import CostModel
+from graph_passes.analysis.memory.observe import Sample, observe
 from graph_passes.passes.offload.lanes import LanePlan
 from graph_passes.passes.offload.options import Effort
 from graph_passes.pipeline import Step
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
-from tfmem.steps.replicas import plan_replicas
+from tfmem.runtime.estimate import TimedCosts
+from tfmem.steps.replicas import estimated, plan_replicas, timed_lanes
 from tfmem.steps.trials import AS_PREDICTED
 
 Lanes = tuple[LanePlan, ...]  # a plan for each device
@@ -70,6 +74,26 @@ class LaneTrial:
     def __str__(self) -> str:
         peaks = " and ".join(f"{found.peak_measured or 0:,} on {found.device}" for found in self.report.devices)
         return f"{self.seconds * 1e3:.1f} ms, peak {peaks}"
+
+
+def measured_costs(engine: Engine, plans: Lanes, samples: Sequence[Sequence[Sample]]) -> TimedCosts:
+    """What ops took in a call in which all lanes ran: their times, and on GPUs their workspace.
+
+    Logical devices of a CPU have one allocator, whose peaks say nothing of a single lane.
+
+    Args:
+        engine: options and the first device.
+        plans: what ran in each lane.
+        samples: what the probes of each lane read.
+    """
+    workspace: dict[str, int] = {}
+    for each, read in zip(plans, samples, strict=True):
+        if each.plan.ordered and tf.DeviceSpec.from_string(each.device).device_type == "GPU":
+            seen = observe(each.timeline, each.plan.moves, read, each.plan.paddings)
+            more = max(0, seen.base - each.timeline.base)
+            names = (each.timeline.steps[position].node for position in each.plan.ordered)
+            workspace.update((name, seen.workspace[name] + more) for name in names)
+    return TimedCosts(timed_lanes(plans, samples), estimated(engine), workspace)
 
 
 def worth_running(

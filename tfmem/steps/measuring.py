@@ -9,16 +9,15 @@ from typing import TypeVar
 from graph_passes.analysis.memory.observe import Sample, corrected, least_taken, observe, short_at
 from graph_passes.analysis.memory.simulate import usage_under
 from graph_passes.errors import InfeasibleBudgetError
-from tfmem.runtime.estimate import TimedCosts
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.measured_call import Flow
 from tfmem.runtime.out_of_memory import lacks_memory
 from tfmem.steps import improving, known_moves, solving
 from tfmem.steps.job import Job
-from tfmem.steps.lane_trials import Lanes, LaneTrial, best_of, worth_running
+from tfmem.steps.lane_trials import Lanes, LaneTrial, best_of, measured_costs, worth_running
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.planning import begun
-from tfmem.steps.replicas import estimated, measured_replicas, plan_replicas, replanned, timed_lanes
+from tfmem.steps.replicas import measured_replicas, plan_replicas, replanned
 from tfmem.steps.settling import keep, left, next_trial, probed, settle_best
 from tfmem.steps.states import Checking, Observing, Probed, StepState, Trying, Warming, Watching
 from tfmem.steps.trials import CPU_RETRIES, judged
@@ -139,7 +138,7 @@ def timed_on(job: Job, state: Watching, samples: list[list[Sample]] | None) -> T
     waiting: tuple[Lanes, ...] = ()
     try:
         if samples is not None:
-            costs = TimedCosts(timed_lanes(state.plans, samples), estimated(job.engine))
+            costs = measured_costs(job.engine, state.plans, samples)
         budgets = {found.device: found.budget for found in state.report.devices}
         plans = plan_replicas(job.trace.step, job.engine, budgets, costs=costs)
         if costs is not None:

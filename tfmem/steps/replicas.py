@@ -42,8 +42,6 @@ from tfmem.runtime.estimate import Estimate
 from tfmem.runtime.faults import is_fault
 
 _LANE = 40  # bits of the number of a table that are those of the step
-_ESTIMATED = "op times and workspace are estimates"
-_TIMED = "op times were measured on each device; workspace is an estimate"
 
 
 def budgets_on_devices(step: pipeline.Step, engine: Engine) -> dict[str, int | None]:
@@ -268,8 +266,16 @@ def describe_replicas(
         transfers=tuple(record for report in reports for record in report.transfers),
         devices=tuple(devices),
         not_moved=tuple(each for report in reports for each in report.not_moved),
-        notes=(_TIMED if timed else _ESTIMATED, *about_split, *stays),
+        notes=(_costs(engine, timed), *about_split, *stays),
     )
+
+
+def _costs(engine: Engine, timed: bool) -> str:
+    if not timed:
+        return "op times and workspace are estimates"
+    if engine.settings.target.is_gpu:
+        return "op times and workspace were measured on each device"
+    return "op times were measured on each device; workspace is an estimate"
 
 
 def _not_split(step: pipeline.Step, engine: Engine, reports: Sequence[Report]) -> list[str]:

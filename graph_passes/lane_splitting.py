@@ -86,7 +86,9 @@ def split_lanes(
         for lane in replicas
     ]
     faster_than = CLEARLY * seconds / rate if rate else float("inf")
-    needs = SplitNeeds(step.order, step.fetches, lanes, budget, trial, faster_than, known, only=bool(known))
+    needs = SplitNeeds(
+        step.order, step.fetches, lanes, budget, trial, faster_than, known, only=bool(known), default=default
+    )
     found = divided(step, needs)
     if isinstance(found, Refusal):
         return found

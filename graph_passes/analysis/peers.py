@@ -65,6 +65,13 @@ def lanes(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.device for node in graph if node.device))
 
 
+def default_lane(graph: Graph) -> str:
+    """The device of ops that name none: TensorFlow places them on the first GPU, if it has one; "" without lanes."""
+    found = lanes(graph)
+    gpus = sorted(device for device in found if "GPU:" in device)
+    return next(iter((*gpus, *found)), "")
+
+
 def every_device(graph: Graph) -> tuple[str, ...]:
     """`lanes` of the graph and of all functions that it calls."""
     inner = (device for function in graph.functions.values() for device in every_device(function.graph))

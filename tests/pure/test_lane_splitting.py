@@ -15,7 +15,7 @@ from graph_passes.analysis.batch.separable import again, convex, levels, separab
 from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.simulate import Link
-from graph_passes.analysis.peers import is_collective, lanes, meetings, waits_for_itself
+from graph_passes.analysis.peers import default_lane, is_collective, lanes, meetings, waits_for_itself
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec
 from graph_passes.graph.order import is_acyclic, topological
@@ -119,11 +119,12 @@ def splits(
     option: Any = "needed",
     rate: float = 0.0,
     known: tuple[BatchDivision, ...] = (),
+    default: str = device(0),
 ) -> SplitStep | Refusal:
     step = Step.read(graph, fetches=[TensorId("losses")])
     pools = [Pool(f"GPU:{lane}", (device(lane),), budget) for lane, budget in enumerate(budgets)]
     options = OffloadOptions(split=option, reuse_distance=1)
-    return split_lanes(step, lambda each: each.timeline(UNIT), pools, device(0), options, rate, known)
+    return split_lanes(step, lambda each: each.timeline(UNIT), pools, default, options, rate, known)
 
 
 def after(found: SplitStep, *budgets: int) -> tuple[LanePlan, ...]:
@@ -249,6 +250,21 @@ def test_the_host_beside_replicas_stays_whole(numbers: int) -> None:
     found = split_lanes(step, lambda each: each.timeline(UNIT), pools, device(0), OPTIONS)
     assert isinstance(found, SplitStep), found
     assert {graph[region.members[0]].device for region in found.plan.regions} == {device(0), device(1)}
+
+
+def test_an_op_without_a_device_is_of_the_default_one() -> None:
+    """Grappler names no device for the transposes that it puts between inputs and convolutions of the first GPU."""
+    graph = batched_step(NET, WIDE)
+    budget = refused_below(graph) - 1
+    first = [use.node for use in graph.uses(TensorId("x/0"))]
+    for name in first:
+        graph[name].device = ""
+    assert default_lane(graph) == device(0)
+    found = splits(graph, budget, budget)
+    assert isinstance(found, SplitStep), found
+    members = {name for region in found.plan.regions for name in region.members}
+    assert members.intersection(first)
+    assert not isinstance(splits(graph, budget, budget, default=device(1)), SplitStep)
 
 
 def test_if_one_device_cannot_be_split_none_is() -> None:

@@ -20,6 +20,7 @@ from graph_passes.analysis.peers import (
     awaited_elsewhere,
     collective_inside,
     constant_input,
+    default_lane,
     every_device,
     is_collective,
     lanes,
@@ -124,7 +125,7 @@ def plan_replicas(
     # What cuDNN takes is an upper estimate. Without a budget of the user's it must not make tensors move.
     timeline = step.timeline(costs or estimated(engine))
     pools = pools_under(step.graph, engine, budgets, margins or {}, in_use or in_use_on_devices(step.graph, engine))
-    default = next(iter(lanes(step.graph)), "")
+    default = default_lane(step.graph)
     options = engine.settings.options.offload
     elsewhere = "" if engine.workers.board() is not None else waits_for_others(step.graph)
     try:

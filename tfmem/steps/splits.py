@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graph_passes.analysis.cost.model import CostModel
-from graph_passes.analysis.peers import lanes
+from graph_passes.analysis.peers import default_lane
 from graph_passes.lane_splitting import split_lanes
 from graph_passes.passes.split.split_regions import BatchDivision
 from graph_passes.pipeline import Step
@@ -46,5 +46,5 @@ def split_under(
     by = costs or estimated(engine)
     in_use = in_use_on_devices(graph, engine) if in_use is None else in_use
     pools = pools_under(graph, engine, budgets_on_devices(step, engine), {}, in_use)
-    default = next(iter(lanes(graph)), "")
+    default = default_lane(graph)
     return split_lanes(step, lambda each: each.timeline(by), pools, default, options, rate, known)

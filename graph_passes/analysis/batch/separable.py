@@ -71,7 +71,12 @@ def fed(graph: Graph) -> int:
 
 
 def separable(
-    graph: Graph, order: Sequence[str], batch: int, fetched: Collection[str] = (), device: str = ""
+    graph: Graph,
+    order: Sequence[str],
+    batch: int,
+    fetched: Collection[str] = (),
+    device: str = "",
+    default: str = "",
 ) -> Separable:
     """Ask the rule of each op that reads what depends on the batch.
 
@@ -81,6 +86,7 @@ def separable(
         batch: how many examples there are.
         fetched: nodes that are fetched by name: of these only such with one output are separable.
         device: ops elsewhere, and ops that wait for ops elsewhere, are not separable; "": they may be.
+        default: the device of ops that name none, such as transposes that Grappler made.
     """
     labels: dict[TensorId, Label] = {}
     rules: dict[str, Separation] = {}
@@ -92,7 +98,7 @@ def separable(
             labels.update({tensor: Rows(0) for tensor, sizes in sized if sizes and sizes[0] == batch})
             continue
         given = [label if isinstance(label := labels.get(tensor), Rows) else None for tensor in node.inputs]
-        if not any(given) or (device and not _is_local(graph, node, device)):
+        if not any(given) or (device and not _is_local(graph, node, device, default)):
             continue
         try:
             found = _asked(graph, node, batch, given)
@@ -107,11 +113,12 @@ def separable(
     return Separable(graph, tuple(order), batch, rules, labels, refused)
 
 
-def _is_local(graph: Graph, node: Node, device: str) -> bool:
+def _is_local(graph: Graph, node: Node, device: str, default: str) -> bool:
     """Whether an op runs on the device, and each of its pieces would wait for that device alone. Where a source is
     does not matter."""
     before = (graph[name] for name in graph.predecessors(node))
-    return node.device == device and all(each.op in _SOURCES or each.device in (device, "") for each in before)
+    here = (node.device or default) == device
+    return here and all(each.op in _SOURCES or each.device in (device, "") for each in before)
 
 
 def _asked(graph: Graph, node: Node, batch: int, labels: Sequence[Rows | None]) -> Separation:

@@ -83,6 +83,7 @@ class SplitNeeds:
         measured: whether the known one was measured to meet the budget: then it is not planned to find out.
         users: what else reads tensors of the step.
         only: whether no other division takes the place of the known one.
+        default: the device of ops that name none.
     """
 
     order: Sequence[str]
@@ -95,6 +96,7 @@ class SplitNeeds:
     measured: bool = False
     users: Users = NO_USERS
     only: bool = False
+    default: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def _carried_out(graph: Graph, needs: SplitNeeds, lane: SplitLane, known: BatchD
 
     sizes = (known.batch, *(batches(graph)[:_BATCHES] if needs.only else ()))
     for batch in dict.fromkeys(sizes):
-        found = separable(graph, needs.order, batch, fetched, lane.device)
+        found = separable(graph, needs.order, batch, fetched, lane.device, needs.default)
         if known.count <= batch and can_run(found):
             return plan_of(found, parts, known.count, needs.fetched, needs.users)
     return None
@@ -185,7 +187,9 @@ def _refused(lane: SplitLane, why: Refusal) -> Refusal:
 def _by_batch(graph: Graph, needs: SplitNeeds, lane: SplitLane) -> Separable | None:
     """The ops that can work on a piece, for the size of inputs for which these make the most bytes."""
     fetched = {tensor.node for tensor in needs.fetched}
-    every = [separable(graph, needs.order, batch, fetched, lane.device) for batch in batches(graph)[:_BATCHES]]
+    every = [
+        separable(graph, needs.order, batch, fetched, lane.device, needs.default) for batch in batches(graph)[:_BATCHES]
+    ]
     every = [found for found in every if found.rules]
     return max(every, key=lambda found: found.nbytes(found.rules), default=None)
 

@@ -18,7 +18,7 @@ from graph_passes.names import suffix_of
 from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.plan_file import CurvePoint, Plan, digests
-from graph_passes.splitting import CLEARLY
+from graph_passes.splitting import CLEARLY, FASTER
 from tfmem import __version__
 from tfmem.api import make_engine
 from tfmem.budgets import Budget, parse_budget
@@ -288,7 +288,7 @@ class _Planned:
             took = duration(round(whole.after.seconds * 1e9))
             self._notes.append(
                 f"with nothing split the step is predicted to take {took}; the first calls measure both, and the split "
-                f"stays if it takes at most {CLEARLY} of that"
+                f"stays if it takes at most {FASTER} of that"
             )
         self._trace, self._timeline = trace, timeline
         return found

@@ -223,7 +223,7 @@ def contested(measured: float, draws: str = "stateful") -> tuple[Any, list[Any],
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dividing, "rate_of", lambda *_: 1e-9)
         patch.setattr(lane_splitting, "CLEARLY", float("inf"))
-        patch.setattr(dividing, "CLEARLY", measured)
+        patch.setattr(dividing, "FASTER", measured)
         while not phases or not phases[-1].is_final:
             found.append(float(step(*arguments)))
             ((managed,),) = [list(each.values()) for each in step._steps.values()]

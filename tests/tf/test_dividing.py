@@ -81,7 +81,8 @@ def plain(wrapped: Any, count: int) -> list[float]:
 def contest(monkeypatch: pytest.MonkeyPatch, predicted: float, measured: float) -> None:
     """How much of the other's time a split may take, as predicted and as measured."""
     monkeypatch.setattr(splitting, "CLEARLY", predicted)
-    monkeypatch.setattr(dividing, "CLEARLY", measured)
+    monkeypatch.setattr(dividing, "CLEARLY", ALWAYS)
+    monkeypatch.setattr(dividing, "FASTER", measured)
 
 
 def test_a_split_that_is_faster_runs_from_then_on(trained: Any, new_net: Any, monkeypatch: Any) -> None:
@@ -167,7 +168,7 @@ def test_after_a_fault_the_step_keeps_its_moves(trained: Any, new_net: Any, monk
 def test_a_slower_split_is_taken_where_moves_exceed_the_budget(trained: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(dividing, "rate_of", lambda *_: 1.0)
     monkeypatch.setattr(dividing, "total_over", lambda report: 0 if report.splits else 168)
-    monkeypatch.setattr(dividing, "CLEARLY", NEVER)
+    monkeypatch.setattr(dividing, "FASTER", NEVER)
     run = trained()
     assert run.report.splits
 
@@ -178,6 +179,13 @@ def test_the_report_says_why_a_step_is_not_split(trained: Any, monkeypatch: Any)
     assert found in map(str, trained().report.notes)
     monkeypatch.setattr(dividing, "_divided", lambda *_: Reason.SPLIT_WAITS())
     assert f"not split along the batch: {Reason.SPLIT_WAITS()}" in map(str, trained().report.notes)
+
+
+def test_a_step_over_its_budget_is_told_what_a_division_needs(trained: Any, monkeypatch: Any) -> None:
+    contest(monkeypatch, 0.0, ALWAYS)
+    monkeypatch.setattr(dividing, "total_over", lambda *_: 168)
+    notes = list(map(str, trained().report.notes))
+    assert any(note.startswith("not split along the batch: no division into up to ") for note in notes), notes
 
 
 def test_a_split_over_the_budget_is_not_taken(trained: Any, monkeypatch: Any) -> None:

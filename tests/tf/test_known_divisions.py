@@ -153,6 +153,7 @@ def test_a_division_that_a_clock_chose_is_kept(
     monkeypatch.setattr(dividing, "rate_of", lambda *_: 1e-9)
     monkeypatch.setattr(splitting, "CLEARLY", float("inf"))
     monkeypatch.setattr(dividing, "CLEARLY", float("inf"))
+    monkeypatch.setattr(dividing, "FASTER", float("inf"))
     first = trained(step(), images(64), mib * MIB, split="faster")
     assert first.report.splits
     assert Phase.DIVIDING in first.phases

@@ -7,10 +7,10 @@
     the faster one stays             by the times that both were measured with, of those within the budget
 
 Without this, less memory may be faster: a budget that only a split meets keeps what the split keeps, and moves for a
-larger budget may keep less. A split adds sums in another order. So it has to be clearly faster (`CLEARLY`), as
-predicted and as measured, or to keep to a budget that the step with its moves exceeds. A step of one device that keeps
-its moves has computed nothing else meanwhile. And no clock decides about numbers that would be equal in two runs: on a
-CPU, or with deterministic ops.
+larger budget may keep less. A split adds sums in another order. So it has to be clearly faster, as predicted
+(`CLEARLY`) and as measured (`FASTER`), or to keep to a budget that the step with its moves exceeds. A step of one
+device that keeps its moves has computed nothing else meanwhile. And no clock decides about numbers that would be equal
+in two runs: on a CPU, or with deterministic ops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from graph_passes.device_report import milliseconds
 from graph_passes.graph.ops import has_regions
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report
-from graph_passes.splitting import CLEARLY
+from graph_passes.splitting import CLEARLY, FASTER
 from tfmem.capture.error_text import said
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.out_of_memory import SUSPECTS
@@ -118,7 +118,7 @@ def _saves(given: Report, report: Report) -> bool:
     """Whether a divided step is clearly faster than the given one, or keeps to a budget that this one exceeds."""
     if total_over(given) > total_over(report):
         return True
-    return (report.step_measured_ns or 0) <= CLEARLY * (given.step_measured_ns or 0)
+    return (report.step_measured_ns or 0) <= FASTER * (given.step_measured_ns or 0)
 
 
 def whole(state: Dividing, note: str = "") -> Transition[StepState]:

@@ -148,6 +148,7 @@ class Step:
         of_data: tensors whose size depends on data, so that it would not be known if inputs had no open dimension.
         shared: what ties it to other replicas, in words; "" if nothing does. Such a step has a plan for each device
             (`graph_passes.lane_edits`), or none.
+        hosted: whether int32 tensors lie in the host's memory, as in a GPU's step.
     """
 
     graph: Graph
@@ -159,6 +160,7 @@ class Step:
     held: tuple[tuple[str, str], ...] = ()
     of_data: frozenset[TensorId] = frozenset()
     shared: str = ""
+    hosted: bool = False
 
     @classmethod
     def read(
@@ -170,10 +172,11 @@ class Step:
         merging: bool = False,
         counted: int = 0,
         of_data: frozenset[TensorId] = frozenset(),
+        hosted: bool = False,
     ) -> Step:
         """Find the schedule of `graph`."""
         order, shared = tuple(schedule(graph, creation_order, merging)), shared_by(graph)
-        return cls(graph, order, tuple(fetches), loss, merging, counted, of_data=of_data, shared=shared)
+        return cls(graph, order, tuple(fetches), loss, merging, counted, of_data=of_data, shared=shared, hosted=hosted)
 
     @classmethod
     def of_session(cls, graph: Graph, run: Sequence[str] = (), **known: Any) -> Step:
@@ -212,7 +215,7 @@ class Step:
             if roles.has_gradient(graph):
                 raise
             raise NoGradientError(f"there is no gradient in the graph, and no size to plan with: {error}") from error
-        unordered = roles.unordered(graph, self.order, self.merging)
+        unordered = roles.unordered(graph, self.order, self.merging, self.hosted)
         return replace(timeline, unordered=unordered, counted=self.counted, small_base=held(graph, self.counted))
 
 

@@ -156,7 +156,7 @@ def read_again(step: Step, graph: Graph, order: tuple[str, ...]) -> Step:
     """The step with another graph."""
     loss = step.loss if step.loss is not None and step.loss.node in graph.nodes else None
     found = Step.read(graph, order, step.fetches, loss, step.merging, step.counted, step.of_data)
-    return replace(found, shared=step.shared)
+    return replace(found, shared=step.shared, hosted=step.hosted)
 
 
 def _device(region: SplitRegion) -> str:

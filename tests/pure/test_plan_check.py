@@ -10,6 +10,7 @@ from graph_passes import pipeline
 from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.fragmentation import Room
+from graph_passes.analysis.memory.roles import unordered
 from graph_passes.analysis.memory.simulate import Link, Move, Padding
 from graph_passes.analysis.memory.timeline import Buffer, Gap, ScheduledOp, Timeline
 from graph_passes.errors import GraphError, InfeasibleBudgetError
@@ -101,6 +102,29 @@ def test_a_release_after_a_reader_that_is_merged_into_another_op():
     assert "g" in {timeline.buffers[move.buffer].tensor.node for move in plan.moves}
     edited = pipeline.edit_step(step, timeline, plan, options)
     assert any(node.op == "MemOpRelease" for node in edited)
+
+
+def test_ops_in_the_hosts_memory_are_not_ordered():
+    """An edge between them and a GPU's op would make the host wait until the GPU has caught up."""
+    size = 1 << 14
+    nodes = [
+        Node("x", "Relu", [], outputs=1),
+        Node("ids", "Range", [], outputs=1),
+        Node("rows", "Reshape", [TensorId("ids")], outputs=1),
+        Node("gather", "GatherV2", [TensorId("x"), TensorId("rows")], outputs=1),
+        Node("count", "Shape", [TensorId("gather")], outputs=1),  # small: no budget depends on it
+        Node("first", "Cast", [TensorId("rows")], outputs=1),
+    ]
+    dtypes = {"x": "float32", "ids": "int32", "rows": "int32", "gather": "float32", "count": "int32", "first": "int64"}
+    sizes = {"count": (1,)}
+    graph = Graph(
+        nodes, {TensorId(name): TensorSpec(dtype, 8, sizes.get(name, (size,))) for name, dtype in dtypes.items()}
+    )
+    order = [node.name for node in nodes]
+    assert [order[place] for place in sorted(unordered(graph, order, False, hosted=True))] == ["ids", "rows"]
+    assert unordered(graph, order, False) == frozenset()
+    step = pipeline.Step.read(graph, order, hosted=True)
+    assert step.timeline(Roofline(load("unit"))).unordered == unordered(graph, step.order, False, hosted=True)
 
 
 BROKEN = [

@@ -107,6 +107,7 @@ class _LiveStep:
             loss=_identity(loss),
             merging=self._engine.settings.merges,
             counted=self._engine.settings.counted,
+            hosted=self._engine.settings.target.is_gpu,
             of_data=sized_by_data(capture_graph(self._graph), graph, self._engine.settings.feed_shapes),
         )
         return replace(step, shared=step.shared or other_replicas())

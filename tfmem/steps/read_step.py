@@ -70,6 +70,7 @@ def read_step(
         fetches,
         merging=engine.settings.merges,
         counted=engine.settings.counted,
+        hosted=engine.settings.target.is_gpu,
         of_data=sized_by_data(captured, graph, shapes),
     )
     step = replace(step, shared=step.shared or shared)

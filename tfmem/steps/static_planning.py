@@ -184,6 +184,7 @@ class _GraphDefStep:
             fetches=[parse_input(name)[0] for name in optimized.fetches],
             merging=self._engine.settings.merges,
             counted=self._engine.settings.counted,
+            hosted=self._engine.settings.target.is_gpu,
             of_data=sized_by_data(optimized, graph, self._engine.settings.feed_shapes),
         )
 

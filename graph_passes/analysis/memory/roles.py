@@ -9,6 +9,8 @@ from graph_passes.graph import ops
 from graph_passes.graph.ir import Graph, Node, TensorId
 from graph_passes.graph.merged import merged_pairs
 
+_FEW = 1 << 10  # bytes that matter to no budget
+
 
 def layers(graph: Graph, timeline: Timeline) -> list[int]:
     """Positions of the forward convolutions and matrix products that read a variable, ascending."""
@@ -84,19 +86,33 @@ def convolution_inputs(graph: Graph, timeline: Timeline) -> frozenset[int]:
     return frozenset(index for index, buffer in enumerate(timeline.buffers) if not convolutions.isdisjoint(buffer.uses))
 
 
-def unordered(graph: Graph, order: Sequence[str], merging: bool) -> frozenset[int]:
+def unordered(graph: Graph, order: Sequence[str], merging: bool, hosted: bool = False) -> frozenset[int]:
     """Positions of the ops that no control edge may go to.
 
     These are collectives, whose order is the runtime's own; what lives outside the step (a function's arguments take no
-    control inputs); and what a kernel library merges into another op.
+    control inputs); what a kernel library merges into another op; and what touches a device's memory little.
 
     Args:
         merging: whether the runtime merges pairs of ops after Grappler, as TensorFlow's oneDNN pass does on CPUs. An
             order between the two would make the merged op wait for itself.
+        hosted: whether int32 tensors lie in the host's memory, as in a GPU's step. An edge from a GPU's op would make
+            the host wait until the GPU has caught up.
     """
     merged = {second for _, second in merged_pairs(graph)} if merging else frozenset[str]()
     return frozenset(
         position
         for position, name in enumerate(order)
-        if name in merged or graph[name].op in ops.COLLECTIVES or graph[name].op in ops.EXTERNAL
+        if name in merged
+        or graph[name].op in ops.COLLECTIVES
+        or graph[name].op in ops.EXTERNAL
+        or (hosted and _is_on_host(graph, graph[name]))
     )
+
+
+def _is_on_host(graph: Graph, node: Node) -> bool:
+    """Whether all that an op reads and makes is int32, but for what is small."""
+    specs = [graph.specs.get(tensor) for tensor in (*node.inputs, *graph.tensors(node))]
+    if not all(spec is not None and spec.nbytes is not None for spec in specs):
+        return False
+    large = [spec.dtype for spec in specs if spec is not None and (spec.nbytes or 0) > _FEW]
+    return bool(large) and set(large) == {"int32"}

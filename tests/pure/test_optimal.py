@@ -26,6 +26,7 @@ from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.offload.plan import How, OffloadPlan, movable
 from graph_passes.passes.offload.selection import Selection
 from graph_passes.report import Report
+from graph_passes.step_report import describe
 from tests.chain_nets import nets
 from tests.tiers import examples
 
@@ -186,7 +187,7 @@ def test_a_greedy_plan_asks_no_solver(chain_graph, monkeypatch):
 def test_the_report_says_what_is_predicted_and_what_is_possible(chain_graph):
     step, timeline = read(chain_graph)
     plan = pipeline.plan_step(step, timeline, LINKS[2], int(0.7 * timeline.peak), OPTIMAL, timed=True)
-    report = pipeline.describe(step, timeline, plan, "optimal", graph="g", device="d")
+    report = describe(step, timeline, plan, "optimal", graph="g", device="d")
     verdict = report.verdict
     assert verdict == plan.verdict
     assert not verdict.fits

@@ -54,7 +54,10 @@ def test_values_and_gradients(name: str, dtype: Any) -> None:
     tolerance = 3e-2 if dtype == tf.bfloat16 else 1e-5
     for found, expected in zip(tf.nest.flatten(step(*inputs)), tf.nest.flatten(plain(*inputs)), strict=True):
         assert found.dtype == expected.dtype
-        np.testing.assert_allclose(tf.cast(found, "float64"), tf.cast(expected, "float64"), tolerance, tolerance)
+        ours, theirs = (tf.cast(each, "float64").numpy() for each in (found, expected))
+        # without AVX-512, TensorFlow's bfloat16 sums are rounded more often: by ulps of their largest terms
+        ulps = 3 * 2**-8 * np.max(np.abs(theirs)) if dtype == tf.bfloat16 else 0.0
+        np.testing.assert_allclose(ours, theirs, tolerance, max(tolerance, ulps))
     exact = np.einsum(equation, *(f(tf.cast(x, "float64")) for f, x in zip((np.tanh, np.sin), inputs, strict=True)))
     np.testing.assert_allclose(tf.cast(step(*inputs)[0], "float64"), exact, 2 * tolerance, 2 * tolerance)
     report = require_stitched(step)

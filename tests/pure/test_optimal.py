@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import pulp
 import pytest
@@ -104,6 +105,22 @@ def test_no_chain_is_left_in_place_of_which_a_copy_takes_less_time(graph, share,
         search.ordered(replace(found, again=found.again - {gap})).seconds >= seconds - GAIN * timeline.moments[-1]
         for gap in found.again
     )
+
+
+@settings(max_examples=examples(20))
+@given(graph=nets(), share=st.floats(0.3, 0.95))
+def test_the_search_for_copies_counts_the_orders_that_it_tries(graph, share):
+    _, timeline = read(graph)
+    gaps = tuple(movable(timeline, OPTIMAL, How()))
+    chains = frozenset(gap for gap in gaps if timeline.chain(gap) is not None)
+    search = optimal._Search(timeline, gaps, LINKS[0], int(share * timeline.peak), OPTIMAL, True)
+    start = search.ordered(Selection(gaps, chains))
+    with (
+        mock.patch.object(optimal, "COPYING_MOVES", 0),
+        mock.patch.object(optimal, "best_order", wraps=optimal.best_order) as tried,
+    ):
+        search.copying(start)
+    assert tried.call_count <= 1
 
 
 @settings(max_examples=examples(20))

@@ -42,8 +42,8 @@ class _Ordered:
 
 def best_order(
     timeline: Timeline, start: Tightest, link: Link, budget: int, options: OffloadOptions, timed: bool
-) -> tuple[float, tuple[Gap, ...]]:
-    """Seconds that the step takes under the best order that was found, and that order.
+) -> tuple[float, tuple[Gap, ...], int]:
+    """Seconds that the step takes under the best order that was found, that order, and how many were tried.
 
     Args:
         timeline, start, link, budget, options: the step, and what moves.
@@ -68,7 +68,7 @@ def best_order(
             break
         best = found
     best = min(best, plain, key=lambda each: each.seconds)
-    return best.seconds, best.queue
+    return best.seconds, best.queue, tries
 
 
 def _further_ahead(found: _Ordered) -> Iterator[tuple[Gap, ...]]:

@@ -34,7 +34,8 @@ GAP, NODES = 1e-2, 30  # of the solver's tree: its limits are the same in every 
 LONGEST_SOLVE = 20.0  # seconds: only for a solver that hangs, since what comes of it depends on the machine
 TOLERATED = 1e-3  # of the program's unit of time: what a solver's errors sum up to
 COPYING = 3  # selections whose chains may become copies
-COPYING_OPS = 200_000  # ops of all steps that are simulated for one of them, at most
+COPYING_OPS = 200_000  # ops of all steps for one of them, at most, with one order of the copies each
+COPYING_MOVES = 10_000  # moves of all orders that are tried for one of them, at most
 LIKELY = 0.05  # share of a gap that the relaxed program copies, for a copy to be a choice of the one with integers
 
 
@@ -76,10 +77,12 @@ def select(
 
 @dataclass(frozen=True, order=True)
 class _Timed:
-    """A selection with the copies in order, and the seconds that the step takes under it; infinity if over budget."""
+    """A selection with the copies in order, and the seconds that the step takes under it; infinity if over budget.
+    `tried` counts the moves of all orders that were tried."""
 
     seconds: float
     selection: Selection = field(compare=False)
+    tried: int = field(compare=False, default=0)
 
 
 @dataclass(frozen=True)
@@ -147,22 +150,23 @@ class _Search:
     def ordered(self, selection: Selection) -> _Timed:
         """A selection with its copies in order."""
         start = tightest(self.timeline, selection.gaps, self.link, self.budget, self.options, selection.again)
-        seconds, queue = best_order(self.timeline, start, self.link, self.budget, self.options, self.timed)
-        return _Timed(seconds, replace(selection, queue=queue))
+        seconds, queue, orders = best_order(self.timeline, start, self.link, self.budget, self.options, self.timed)
+        return _Timed(seconds, replace(selection, queue=queue), orders * len(selection.gaps))
 
     def copying(self, best: _Timed) -> _Timed:
         """A selection with copies in place of the chains that take longer, the largest tensors first. The program does
         not see how well a copy hides; it counts whole cells."""
-        most, tries, better = COPYING_OPS // len(self.timeline.steps), 0, True
+        most, tries, moves, better = COPYING_OPS // len(self.timeline.steps), 0, 0, True
         while better:
             better = False
             for gap in sorted(best.selection.again or (), key=self._largest):
-                if tries == most:
+                if tries == most or moves > COPYING_MOVES:
                     return best
                 go_on()
                 tries += 1
                 again = (best.selection.again or frozenset()) - {gap}
                 found = self.ordered(replace(best.selection, again=again))
+                moves += found.tried
                 if found.seconds < best.seconds - GAIN * self.timeline.moments[-1]:
                     best, better = found, True
         return best

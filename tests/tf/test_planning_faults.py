@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops.errors import ProgramError
 from custom_ops.load import load
-from graph_passes import contract, pipeline
+from graph_passes import contract, pipeline, step_report
 from graph_passes.errors import GraphError
 from tests.tf.conftest import IMAGES, LABELS, Flow, make_net, smallest_budget
 from tests.tf.optimized_runs import SPARE, bits, in_a_process, run
@@ -24,13 +24,14 @@ from tfmem.steps import trace as planning
 # where a fault arises: the module that looks the name up, and the name
 READING = [(planning.serde, "from_graph_def"), (pipeline, "build_timeline"), (read_step, "shaped_graph")]
 PLANNING = [(pipeline, "plan_step")]
-EDITING = [(pipeline, "apply_rewrites"), (contract, "verify_graph"), (planning, "describe")]
+EDITING = [(pipeline, "apply_rewrites"), (contract, "verify_graph"), (step_report, "describe")]
 RESTORING = [(planning.serde, "to_graph_def")]
 AT_FIRST = [*READING, *PLANNING, *EDITING, *RESTORING]
 # once a plan was observed (after a step), tried (two), and is checked (three)
-LATER = [(1, measuring, "observe"), (1, trials.Plans, "untried"), (1, pipeline, "plan_step"), (1, planning, "describe")]
-LATER += [(1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete"), (2, settling, "best_trial")]
-LATER += [(2, contract, "verify_graph"), (2, planning, "describe"), (2, planning.serde, "to_graph_def")]
+LATER = [(1, measuring, "observe"), (1, trials.Plans, "untried"), (1, pipeline, "plan_step")]
+LATER += [(1, step_report, "describe"), (1, pipeline, "apply_rewrites"), (1, random_streams, "restore_concrete")]
+LATER += [(2, settling, "best_trial"), (2, contract, "verify_graph"), (2, step_report, "describe")]
+LATER += [(2, planning.serde, "to_graph_def")]
 LATER += [(3, checking, "checked")]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from graph_passes import pipeline
+from graph_passes import pipeline, step_report
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import FusionWhy
 from graph_passes.errors import AlreadyOptimizedError, GraphError, InfeasibleBudgetError
@@ -21,7 +21,6 @@ from graph_passes.pipeline import RECURRENT, PassOutcome, PassPhase, run_passes
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report
 from graph_passes.splitting import with_split
-from graph_passes.step_report import describe
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import require_feeds, unique
 from tfmem.capture.gradient_check import step_gradient_fault
@@ -131,7 +130,7 @@ class _LiveStep:
         assert plan is not None  # there is a budget
         options, name = self._engine.settings.options.offload, type(self._graph).__name__
         device = self._engine.settings.target.description
-        found = describe(step, timeline, plan, options.policy, graph=name, device=device, notes=notes)
+        found = step_report.describe(step, timeline, plan, options.policy, graph=name, device=device, notes=notes)
         self._engine.notices.warn_of_losses(found)
         return found
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from graph_passes import pipeline
+from graph_passes import pipeline, step_report
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.memory.workspace import squeezed
 from graph_passes.decision import FusionWhy
@@ -19,7 +19,6 @@ from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.refusals import Reason
 from graph_passes.report import Report
-from graph_passes.step_report import describe
 from tfmem.capture.build import shaped_graph, sized_by_data
 from tfmem.capture.captured import Captured, op_name, require_feeds, unique
 from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
@@ -195,7 +194,7 @@ class _GraphDefStep:
             raise error.with_split(str(Reason.SPLIT_IN_PLACE(kind="GraphDef"))) from error
         assert plan is not None  # there is a budget
         options, device = self._engine.settings.options.offload, self._engine.settings.target.description
-        found = describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)
+        found = step_report.describe(step, timeline, plan, options.policy, graph="GraphDef", device=device)
         self._engine.notices.warn_of_losses(found)
         if not plan.moves:
             return self._captured, found

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_passes import pipeline
+from graph_passes import pipeline, step_report
 from graph_passes.analysis.memory.pieces import splits
 from graph_passes.analysis.memory.replica_step import shared_by
 from graph_passes.analysis.memory.timeline import Timeline
@@ -24,7 +24,6 @@ from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import ORDERED, Report
 from graph_passes.splitting import SplitStep, with_split
-from graph_passes.step_report import describe
 from tfmem.capture.body_source import has_loops
 from tfmem.capture.captured import Captured, every_node, require_feeds
 from tfmem.capture.concrete_function import capture_concrete, input_specs, is_distributed, restore_concrete
@@ -355,7 +354,7 @@ class Trace:
         """
         engine = self._engine
         policy, device = engine.settings.options.offload.policy, engine.settings.target.description
-        report = describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
+        report = step_report.describe(self.step, timeline, plan, policy, graph=self.name, device=device, notes=notes)
         ordered = not plan.moves and not given
         decision = ORDERED if ordered else report.decision
         report = replace(report, decision=decision, budget=engine.settings.budget)

@@ -16,6 +16,7 @@ from graph_passes.contract import Contract, ContractError, Kept, Property
 from graph_passes.graph.ir import Graph, Node, TensorId, TensorSpec, WorkingCopy
 from graph_passes.graph.rewrite import NewNode, Rewrite, applied
 from graph_passes.pass_infra import Pass, PassPhase, run_passes
+from graph_passes.passes.equal import plan as equal
 from graph_passes.passes.fuse import plan as fuse
 from graph_passes.passes.merge import plan as merge
 from graph_passes.passes.offload import plan as offload
@@ -184,6 +185,7 @@ NEEDS: dict[str, Any] = {
     "recurrent": recurrent.Needs(lambda *_: ((), ()), lambda *_: None, lambda plan: plan),
     "products": products.Needs(("q", "k", "v"), product_sizes("h200"), list),
     "prepare": prepare.Needs(),
+    "equal": equal.Needs(),
     "merge": merge.Needs(replace(UNIT, most=Small(0, 0)), lambda forms: 1e4 * len(forms)),
     "split": split.SplitNeeds(
         Step.read(step_graph()).order, (), [split.SplitLane(0, ())], 1, lambda plan: split.SplitEstimate(1, 1.0)

@@ -17,7 +17,14 @@ from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.memory.lane_timeline import lane_of
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
-from graph_passes.analysis.peers import awaited_elsewhere, every_device, lanes, meetings, waits_for_itself
+from graph_passes.analysis.peers import (
+    awaited_elsewhere,
+    default_lane,
+    every_device,
+    lanes,
+    meetings,
+    waits_for_itself,
+)
 from graph_passes.errors import GraphError, InfeasibleBudgetError
 from graph_passes.graph import ops, verify
 from graph_passes.graph.ir import Function, Graph, Node, TensorId
@@ -48,6 +55,15 @@ def moved(step: Step, share: float) -> tuple[Graph, dict[str, OffloadPlan]]:
             plans[lane] = LanePlan(lane, timeline, plan)
     edited = edit_lanes(step, tuple(plans.values()), OPTIONS)
     return edited, {lane: found.plan for lane, found in plans.items()}
+
+
+def test_ops_without_a_device_are_of_the_first_gpu() -> None:
+    """The host's ops come first where they read data; TensorFlow still places what has a kernel there on a GPU."""
+    host, second, first = "/device:CPU:0", "/device:GPU:1", "/device:GPU:0"
+    placed = [Node(device, "Relu", device=device, outputs=1) for device in (host, second, first)]
+    assert default_lane(Graph(placed, {})) == first
+    assert default_lane(Graph(placed[:1], {})) == host
+    assert default_lane(Graph([], {})) == ""
 
 
 def test_collectives_meet_in_the_order_of_their_tokens() -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.stitched_steps import BY_MODEL, PASSES, batch, close, optimized, require_stitched, values
+from tests.tf.vectors import AVX512
 
 OPTIONS: dict[str, Any] = {"passes": PASSES, "fusion": BY_MODEL, "cache_directory": ""}
 
@@ -190,7 +191,7 @@ def test_mixed_precision_of_keras(dtype: str) -> None:
     how: dict[str, Any] = {"batch_size": 16, "epochs": 6, "verbose": 0, "shuffle": False}
     plain, stitched = model(), tfmem.optimize(model(), **OPTIONS)
     expected = plain.fit(x, y, **how).history["loss"]
-    np.testing.assert_allclose(stitched.fit(x, y, **how).history["loss"], expected, 5e-3)
+    np.testing.assert_allclose(stitched.fit(x, y, **how).history["loss"], expected, 2e-3 if AVX512 else 5e-3)
     assert float(stitched.optimizer.dynamic_scale) == float(plain.optimizer.dynamic_scale)
     assert int(stitched.optimizer.inner_optimizer.iterations) == int(plain.optimizer.inner_optimizer.iterations)
     report = require_stitched(stitched, "AssignSubVariableOp")

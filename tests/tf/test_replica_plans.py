@@ -10,10 +10,12 @@ from unittest import mock
 import pytest
 
 from graph_passes.analysis.memory.observe import Sample
-from graph_passes.analysis.memory.simulate import Link
+from graph_passes.analysis.memory.simulate import Link, usage_under
+from graph_passes.analysis.peers import lanes
 from graph_passes.decision import Decision, Missed
 from graph_passes.errors import HostMemoryError, InfeasibleBudgetError, ReplicasError
 from graph_passes.graph.ir import Function, Graph, Node
+from graph_passes.passes.offload.lanes import Pool, plan_lanes
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.pipeline import Step
 from graph_passes.refusals import Reason, Refusal
@@ -25,7 +27,7 @@ from tfmem.options import Options
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.estimate import TimedCosts
 from tfmem.steps import planning, replicas, settling, splits
-from tfmem.steps.lane_trials import LaneTrial, best_of, same, worth_running
+from tfmem.steps.lane_trials import LaneTrial, best_of, measured_costs, same, worth_running
 from tfmem.steps.replicas import (
     budgets_on_devices,
     describe_replicas,
@@ -139,6 +141,36 @@ def test_devices_of_unequal_speed_have_their_own_times(engine: Engine) -> None:
     costs = TimedCosts(found, estimated(engine))
     slow, fast = (each.timeline for each in reversed(plan_replicas(step, engine, budgets, costs=costs)))
     assert sum(op.seconds for op in slow.steps) > 2 * sum(op.seconds for op in fast.steps)
+
+
+@pytest.mark.parametrize("on_gpus", [True, False])
+def test_workspace_of_gpus_is_what_their_probes_read(engine: Engine, on_gpus: bool) -> None:
+    """Logical devices of a CPU have one allocator, whose peaks say nothing of a lane."""
+    graph = training_step(NET) if on_gpus else on_cpus(training_step(NET))
+    step, more = Step.read(graph), 12_345
+    devices = lanes(graph)
+    timeline = step.timeline(estimated(engine))
+    pools = [Pool(device, (device,), round(0.95 * timeline.peak)) for device in devices]
+    plans = plan_lanes(graph, timeline, pools, devices[0], OffloadOptions(reuse_distance=1))
+    taken, samples = plans[0].plan.ordered[1], []
+    for each in plans:
+        usage = usage_under(each.timeline, each.plan.moves)
+        extra = {taken: more} if each is plans[0] else {}
+        samples.append(
+            [
+                Sample(2 * at + 1, float(place), int(usage[at]), int(usage[at]) + extra.get(at, 0))
+                for place, at in enumerate(each.plan.ordered)
+            ]
+        )
+    costs = measured_costs(engine, plans, samples)
+    node = graph[plans[0].timeline.steps[taken].node]
+    others = estimated(engine)
+    assert (
+        costs.workspace(graph, node) >= more
+        if on_gpus
+        else costs.workspace(graph, node) == others.workspace(graph, node)
+    )
+    assert costs.seconds(graph, node) == 1.0
 
 
 def test_budgets_by_device_are_those_of_the_steps_allocators(engine: Engine) -> None:

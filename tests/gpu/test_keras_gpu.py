@@ -105,6 +105,7 @@ print("equal")
 """
 
 
+@pytest.mark.timeout(330)
 @pytest.mark.parametrize("kind", ["convolutions", "recurrent"])
 def test_a_keras_3_model_with_xla_as_by_default(kind: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TFMEM_CACHE_DIR": ""}

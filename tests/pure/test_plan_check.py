@@ -104,8 +104,8 @@ def test_a_release_after_a_reader_that_is_merged_into_another_op():
     assert any(node.op == "MemOpRelease" for node in edited)
 
 
-def test_ops_in_the_hosts_memory_are_not_ordered():
-    """An edge between them and a GPU's op would make the host wait until the GPU has caught up."""
+def test_ops_that_the_host_may_wait_for_are_not_ordered():
+    """Ops on int32, which lies in the host's memory, and small ones, whose results it may read."""
     size = 1 << 14
     nodes = [
         Node("x", "Relu", [], outputs=1),
@@ -114,14 +114,20 @@ def test_ops_in_the_hosts_memory_are_not_ordered():
         Node("gather", "GatherV2", [TensorId("x"), TensorId("rows")], outputs=1),
         Node("count", "Shape", [TensorId("gather")], outputs=1),  # small: no budget depends on it
         Node("first", "Cast", [TensorId("rows")], outputs=1),
+        Node("state", "Range", [], outputs=1),
+        Node("seed", "FloorMod", [TensorId("state")], outputs=1),
+        Node("norm", "Sum", [TensorId("x")], outputs=1),  # waits for what is large
+        Node("after", "NoOp", [], control=["x"]),
     ]
     dtypes = {"x": "float32", "ids": "int32", "rows": "int32", "gather": "float32", "count": "int32", "first": "int64"}
-    sizes = {"count": (1,)}
+    dtypes |= {"state": "int64", "seed": "int64", "norm": "float32"}
+    sizes = {"count": (1,), "state": (2,), "seed": (2,), "norm": ()}
     graph = Graph(
         nodes, {TensorId(name): TensorSpec(dtype, 8, sizes.get(name, (size,))) for name, dtype in dtypes.items()}
     )
     order = [node.name for node in nodes]
-    assert [order[place] for place in sorted(unordered(graph, order, False, hosted=True))] == ["ids", "rows"]
+    free = [order[place] for place in sorted(unordered(graph, order, False, hosted=True))]
+    assert free == ["ids", "rows", "state", "seed"]
     assert unordered(graph, order, False) == frozenset()
     step = pipeline.Step.read(graph, order, hosted=True)
     assert step.timeline(Roofline(load("unit"))).unordered == unordered(graph, step.order, False, hosted=True)

@@ -96,7 +96,8 @@ def unordered(graph: Graph, order: Sequence[str], merging: bool, hosted: bool = 
         merging: whether the runtime merges pairs of ops after Grappler, as TensorFlow's oneDNN pass does on CPUs. An
             order between the two would make the merged op wait for itself.
         hosted: whether int32 tensors lie in the host's memory, as in a GPU's step. An edge from a GPU's op would make
-            the host wait until the GPU has caught up.
+            the host wait until the GPU has caught up. What is small may be a seed or a condition, which the host reads:
+            that copy would wait behind all copies of moves, and the next op for it.
     """
     merged = {second for _, second in merged_pairs(graph)} if merging else frozenset[str]()
     return frozenset(
@@ -105,14 +106,14 @@ def unordered(graph: Graph, order: Sequence[str], merging: bool, hosted: bool = 
         if name in merged
         or graph[name].op in ops.COLLECTIVES
         or graph[name].op in ops.EXTERNAL
-        or (hosted and _is_on_host(graph, graph[name]))
+        or (hosted and _is_free(graph, graph[name]))
     )
 
 
-def _is_on_host(graph: Graph, node: Node) -> bool:
-    """Whether all that an op reads and makes is int32, but for what is small."""
+def _is_free(graph: Graph, node: Node) -> bool:
+    """Whether all that an op reads and makes is small, or int32."""
     specs = [graph.specs.get(tensor) for tensor in (*node.inputs, *graph.tensors(node))]
-    if not all(spec is not None and spec.nbytes is not None for spec in specs):
-        return False
-    large = [spec.dtype for spec in specs if spec is not None and (spec.nbytes or 0) > _FEW]
-    return bool(large) and set(large) == {"int32"}
+    return bool(specs) and all(
+        spec is not None and spec.nbytes is not None and (spec.dtype == "int32" or spec.nbytes <= _FEW)
+        for spec in specs
+    )

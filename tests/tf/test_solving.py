@@ -151,3 +151,25 @@ def test_a_gpu_solves_for_what_trials_left(
     plan: Any = SimpleNamespace(budget=98)
     found: Any = solving.begun(of, state, Search(trials), plan).state  # type: ignore[arg-type]
     assert found.work == expected
+
+
+def test_a_step_that_is_not_observed_trains_at_once_too(new_net: Any, batch: Any, smallest: Any) -> None:
+    """Its plan and the solver's are made by estimates; the second takes over without a trial."""
+    least = smallest(
+        lambda size: tfmem.optimize(tf.function(new_net().step), memory_budget=size, observe=False)(*batch)
+    )
+    plain, net = tf.function(new_net().step), new_net()
+    function = tfmem.optimize(tf.function(net.step), memory_budget=least, observe=False, cache_directory="")
+    assert bits(function(*batch)) == bits(plain(*batch))
+    step, first = step_in(function), tfmem.report(function)
+    assert step.phase is Phase.SOLVING
+    assert solving.MEANWHILE in first.notes
+    assert first.verdict.least is None  # no program was solved in the call
+    step.wait()
+    assert bits(function(*batch)) == bits(plain(*batch))
+    assert step.settled
+    report = tfmem.report(function)
+    assert report.step_predicted_ns <= first.step_predicted_ns
+    assert report.verdict.least is not None
+    assert solving.MEANWHILE not in report.notes
+    assert report.notes.count("op times and memory are estimates: nothing was observed") == 1

@@ -104,9 +104,7 @@ class Job:
 
     def solves_beside(self, timeline: Timeline) -> bool:
         """Whether a thread solves the integer program of a step while the step runs another plan."""
-        settings = self.engine.settings
-        optimal = settings.options.offload.policy == "optimal"
-        return optimal and settings.observes and len(timeline.steps) > LARGE
+        return self.engine.settings.options.offload.policy == "optimal" and len(timeline.steps) > LARGE
 
     def planner(self, timeline: Timeline) -> Callable[..., OffloadPlan]:
         """What makes plans by measured costs: without a solver where a thread will solve the program."""

@@ -29,7 +29,8 @@ class Phase(enum.Enum):
         CHECKING: calls run the chosen plan as it will stay, without probes: does its peak stay within the budget? Plans
             of several devices are compared here.
         SOLVING: calls run what was checked; a thread solves a large step's integer program, by measured costs. If
-            its plan is predicted to be faster, that is tried.
+            its plan is predicted to be faster, that is tried. Of a step that is not observed, calls run the plan of
+            `hybrid`, costs are estimates, and the faster plan runs untried.
         PLACED: memory is settled; fusion comes next, if it was asked for.
         FUSING: a thread plans regions; calls run the step without them.
         COMPOSING: tensors move, and regions were planned for the same budget; calls run the step with both, which
@@ -124,6 +125,7 @@ _PLANNED = {
     Event.KNOWN: Phase.TRYING,
     Event.CHOSEN: Phase.CHECKING,
     Event.UNWATCHED: Phase.PLACED,
+    Event.SOLVES: Phase.SOLVING,
 }
 
 TABLE: dict[Phase, dict[Event, Phase]] = {

@@ -12,7 +12,7 @@ from graph_passes.refusals import Reason
 from tfmem.budgets import DeviceBudgets
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
-from tfmem.steps import known_moves
+from tfmem.steps import known_moves, solving
 from tfmem.steps.agreement import agreed, meets_others
 from tfmem.steps.given_plan import DIVIDED, NOT_DIVIDED, OTHER_INPUTS, by_plan, of_call, of_graph, require_same
 from tfmem.steps.job import Job
@@ -158,8 +158,9 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
         state, careful = by_known, trace.step.timeline(engine.estimate(workspace=True))
     # What cuDNN takes is not known yet. Without it, this is the least that any plan needs.
     timeline = trace.step.timeline(engine.estimate(workspace=False)) if job.is_gpu else careful
-    # raises where no plan can meet the budget; a step that is observed is planned again
-    effort = Effort.GREEDY if engine.settings.observes else Effort.SEARCHED
+    # raises where no plan can meet the budget; a step that is observed is planned again, and so is a large one
+    planned_again = engine.settings.observes or job.solves_beside(timeline)
+    effort = Effort.GREEDY if planned_again else Effort.SEARCHED
     try:
         least = trace.plan(timeline, budget, effort=effort)
     except InfeasibleBudgetError as error:
@@ -188,7 +189,8 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
             seen = None  # to refuse it, it has to be seen itself
     if not engine.settings.observes:
         state = replace(state, notes=(*state.notes, *_unobserved(engine, trace.name, seen is not None)))
-        return settle(job, state, timeline, least)
+        move = settle(job, state, timeline, least)
+        return solving.by_estimates(job, move.state, known, timeline, least) if planned_again and least.moves else move
     state = replace(state, kept=tuple(engine.memory.keep_apart(timeline)) if job.is_gpu else ())
     search = search_from(job, timeline, least, known, seen)
     if search.observed and not job.is_gpu:

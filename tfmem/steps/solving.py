@@ -1,7 +1,7 @@
 """The integer program of a large step, solved by a thread beside the training: what begins it, and what follows.
 
 Until then the plan of policy `hybrid` runs, which is made in a hundredth of the time. On a GPU the solver's plan is
-tried in a dry run, within the call that finds the thread done.
+tried in a dry run, within the call that finds the thread done. Where nothing is observed it takes over at once.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import BudgetError
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
 from tfmem.runtime.faults import is_fault
 from tfmem.steps import known_moves
 from tfmem.steps.job import Job
+from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
-from tfmem.steps.settling import left, probed, settle_trial
+from tfmem.steps.settling import left, probed, settle, settle_trial
 from tfmem.steps.states import Checking, PlanSearch, Probed, Solving, StepState, Trying
 from tfmem.steps.trials import AS_PREDICTED, CPU_RETRIES, less_than
 from tfmem.steps.work import Work
@@ -46,6 +48,28 @@ def begun(job: Job, state: Checking, search: PlanSearch, plan: OffloadPlan) -> T
     )
 
 
+def by_estimates(
+    job: Job, state: StepState, known: KnownProfiles, timeline: Timeline, plan: OffloadPlan
+) -> Transition[StepState]:
+    """A thread solves the program of a step that is not observed, which runs by `plan` meanwhile."""
+    search = PlanSearch(
+        timeline=timeline, first=plan, firsts=iter(()), known=known, observed=False, dry_run=False, seen=None
+    )
+    solve = partial(job.trace.plan, timeline, job.limit)
+    return Transition(
+        Event.SOLVES,
+        Solving(
+            function=state.function,
+            report=state.report,
+            notes=state.notes,
+            kept=state.kept,
+            search=search,
+            plan=plan,
+            work=Work(solve, "tfmem solving"),
+        ),
+    )
+
+
 def _work(job: Job, search: PlanSearch, budget: int) -> Work[OffloadPlan]:
     """The room of a GPU's allocator is read now, between two calls."""
     make = partial(job.trace.plan, search.timeline, timed=True)
@@ -63,10 +87,22 @@ def solved(job: Job, state: Solving) -> Transition[StepState]:
     state = replace(state, report=replace(state.report, verdict=verdict, notes=(*state.report.notes, *noted)))
     if found.after.seconds >= now or found.actions in state.search.tried:
         return _stays(job, state)
+    if not job.engine.settings.observes:
+        return _untried(job, state, found)
     tried = state.search.tried | {found.actions}
     search = replace(state.search, stays=state, solved=state.search.solved + 1, tried=tried)
     try:
         return Transition(Event.NEXT, probed(job, Trying, state, search, found))
+    except Exception as error:
+        return _failed(job, state, error)
+
+
+def _untried(job: Job, state: Solving, found: OffloadPlan) -> Transition[StepState]:
+    """The solver's plan runs from now on, if the host has room for it."""
+    try:
+        job.engine.memory.require_host_room(state.search.timeline, found)
+        notes = tuple(dict.fromkeys((*state.notes, *state.report.notes)))
+        return settle(job, replace(state, notes=notes), state.search.timeline, found)
     except Exception as error:
         return _failed(job, state, error)
 

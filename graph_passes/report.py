@@ -176,6 +176,7 @@ class Report:
         fusion: whether the step runs stitched, and why, in words; empty if the pass did not run.
         fusion_state: whether the step runs stitched, as data.
         tuning: whether kernels of its regions are still timed while it runs, so that others may run later.
+        decided: whether the step goes on as it runs now, but for kernels that are tuned, and for XLA.
         function: which of a model's functions this is about: "train", "test" or "predict".
         scope_suffix: what Keras puts behind the names of layers in names of ops; see `names.suffix_of`.
         scopes: the scopes of the step's ops, "net/conv1"; layers are among them.
@@ -223,6 +224,7 @@ class Report:
     fusion: str = ""
     fusion_state: Fusion = Fusion.NOT_ASKED
     tuning: bool = False
+    decided: bool = True
     function: str = ""
     replaced_layers: tuple[str, ...] = ()
     kept_layers: tuple[tuple[str, str], ...] = ()

@@ -69,7 +69,6 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     import tf_keras
 
     import tfmem
-    from benchmarks.decided import is_decided
     from benchmarks.offload.networks import VOCABULARY, bert, masked
 
     keras: Any = tf_keras if task["workers"] else keras3  # Keras 3's fit fails in several workers
@@ -113,8 +112,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0, callbacks=[times])
     weights = [value.numpy() for value in model.trainable_variables]
     timed = times
-    if task["options"] is not None and not task["workers"] and not is_decided(tfmem.report(model)):
-        while not is_decided(tfmem.report(model)) and time.perf_counter() < begun + PATIENCE:
+    if task["options"] is not None and not task["workers"] and not tfmem.report(model).decided:
+        while not tfmem.report(model).decided and time.perf_counter() < begun + PATIENCE:
             model.fit(data, steps_per_epoch=WARM, epochs=1, verbose=0)
         timed = clock(keras)
         model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0, callbacks=[timed])

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from benchmarks.fusion.cases import OF_TFMEM
 from benchmarks.fusion.workloads.workload import Workload
-from graph_passes.decision import Fusion
 
 
 @dataclass
@@ -67,7 +66,7 @@ class System:
         """Whether it is decided how tfmem runs the step."""
         import tfmem
 
-        return self.name not in OF_TFMEM or tfmem.report(self.function).fusion_state is not Fusion.UNDECIDED
+        return self.name not in OF_TFMEM or tfmem.report(self.function).decided
 
     def is_tuned(self) -> bool:
         """Whether it is decided, and tfmem times nothing any more that would disturb others."""

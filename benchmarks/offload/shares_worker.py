@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 import tfmem
-from benchmarks.decided import is_decided
 from benchmarks.offload.networks import model, noise
 from examples import models
 from graph_passes.report import RECOMPUTED
@@ -44,7 +43,7 @@ def within(step: Any, batch: Batch, device: str, task: dict[str, Any]) -> dict[s
     step = tfmem.optimize(step, memory_budget=task["budget"], passes=tuple(task["passes"]), **options)
 
     try:
-        found = timed(step, batch, device, task["steps"], lambda: is_decided(tfmem.report(step)))
+        found = timed(step, batch, device, task["steps"], lambda: tfmem.report(step).decided)
     except (tfmem.InfeasibleBudgetError, tf.errors.ResourceExhaustedError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     report = tfmem.report(step)
@@ -59,7 +58,7 @@ def within(step: Any, batch: Batch, device: str, task: dict[str, Any]) -> dict[s
         "stall": (report.stall_predicted_ns or 0) / 1e9,
         "regions": len(report.running),
         "off": max(abs(a - b) / abs(a) for a, b in zip(task["losses"], found["losses"], strict=False)),
-        "is_decided": is_decided(report),
+        "is_decided": report.decided,
         "fusion": report.fusion,
         "notes": report.notes,
     }

@@ -16,7 +16,6 @@ import tfmem
 from benchmarks.applications.worker import CPU, data, network
 from custom_ops.load import load
 from tfmem.devices import memory
-from tfmem.steps.solving import MEANWHILE
 
 STEPS = 10  # plain ones, and those whose losses are compared
 UNTIL_SETTLED = 14  # calls: a first plan, an observed one, four trials and checks
@@ -79,11 +78,7 @@ def under(task: dict[str, Any]) -> dict[str, Any]:
 def until_solved(model: Any, task: dict[str, Any]) -> None:
     """Train on while a thread solves the step's integer program, and until its plan has been tried and checked."""
     began, (images, labels) = time.monotonic(), data(task)
-    waited = False
-    while MEANWHILE in tfmem.report(model).notes and time.monotonic() - began < LONGEST_WAIT:
-        model.train_on_batch(images, labels)
-        waited = True
-    for _ in range(UNTIL_SETTLED if waited else 0):
+    while not tfmem.report(model).decided and time.monotonic() - began < LONGEST_WAIT:
         model.train_on_batch(images, labels)
 
 

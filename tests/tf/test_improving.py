@@ -61,6 +61,7 @@ def fixture_trained(new_net: Any, batch: Any, flow: Any, smallest: Any) -> Calla
             phases.append(step.phase)
             if step.settled:
                 break
+            assert not tfmem.report(function).decided  # also while a plan is checked, of which no note says anything
             notes = tfmem.report(function).notes
             assert (improving.MEANWHILE in notes) is (step.phase is Phase.IMPROVING)
             step.wait()

@@ -44,6 +44,7 @@ def fixture_trained(new_net: Any, batch: Any, flow: Any, smallest: Any) -> Calla
             assert bits(function(*batch)) == bits(plain(*batch))
             step = step_in(function)
             phases += [step.phase] if step.phase not in phases[-1:] else []
+            assert tfmem.report(function).decided is step.settled
             if step.settled:
                 break
             if step.phase is Phase.SOLVING or (step.phase is Phase.CHECKING and Phase.SOLVING not in phases):

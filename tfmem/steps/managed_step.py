@@ -169,7 +169,7 @@ class ManagedStep:
     @property
     def report(self) -> Report:
         """What was decided and measured so far."""
-        return so_far(self._state, self._job.engine.settings.stitches)
+        return replace(so_far(self._state, self._job.engine.settings.stitches), decided=self.decided)
 
     @property
     def unchanged(self) -> bool:

@@ -1,9 +1,11 @@
-"""Divisions that are not planned, since an op that they leave whole needs more than the budget: no choice changes."""
+"""Divisions that are not planned: an op that they leave whole needs more than the budget, so no choice changes; or they
+have too many ops."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +16,17 @@ from graph_passes.analysis.memory.simulate import Link
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.passes.offload.options import Effort, OffloadOptions
+from graph_passes.passes.split import plan as split_plan
 from graph_passes.passes.split.apply import split_graph
-from graph_passes.passes.split.plan import LARGE, SplitChoice, SplitEstimate, SplitLane, SplitNeeds, plan_split
+from graph_passes.passes.split.plan import (
+    FIRST_TRIALS,
+    LARGE,
+    SplitChoice,
+    SplitEstimate,
+    SplitLane,
+    SplitNeeds,
+    plan_split,
+)
 from graph_passes.passes.split.split_regions import SplitPlan, plan_of
 from graph_passes.pipeline import Step, plan_step
 from graph_passes.splitting import alone_over, read_again
@@ -61,6 +72,8 @@ def test_what_a_division_leaves_whole_needs_what_it_reads(
     outside = max((nbytes for name, nbytes in alone.items() if name not in inside), default=0)
     budget = timeline.base + (timeline.peak - timeline.base) * share // 100
     assert outside <= least_of(step, plan, budget)
+    divided = split_graph(plan, step.graph)[1]
+    assert plan.ops(len(step.order)) <= len(divided) <= 4 * plan.ops(len(step.order))
 
 
 def chosen(graph: Graph, alone: dict[str, int]) -> tuple[SplitChoice, list[tuple[int, bool]]]:
@@ -99,3 +112,13 @@ def test_what_fits_is_planned_though_others_need_less() -> None:
     _, all_tried = chosen(graph, {})
     assert chosen(graph, {"a": 150})[1] == all_tried
     assert chosen(graph, {"a": LARGE})[1] == [each for each in all_tried if each[1]]
+
+
+def test_once_some_were_planned_no_large_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = trained(batch=32).graph()
+    _, all_tried = chosen(graph, {})
+    monkeypatch.setattr(split_plan, "MOST_OPS", 0)
+    assert chosen(graph, {})[1] == all_tried[:FIRST_TRIALS]
+    monkeypatch.setattr(split_plan, "MOST_OPS", 16 * len(graph))
+    _, tried = chosen(graph, {})
+    assert FIRST_TRIALS < len(tried) < len(all_tried)

@@ -25,9 +25,10 @@ from graph_passes.passes.split.split_regions import NO_USERS, BatchDivision, Spl
 from graph_passes.refusals import Reason, Refusal
 
 MOST_PIECES = 32
-MOST_TRIALS = 24  # graphs that are planned; each takes as long as a first plan of the step
+MOST_TRIALS = 24  # graphs that are planned
 LARGE = 1 << 62
-MOST_OPS = 100_000  # of all trials together, but for four trials
+MOST_OPS = 90_000  # of the divided graphs of all trials together, but for the first; 2,700 take about a second
+FIRST_TRIALS = 4
 _MARGIN = 0.9  # of the budget, which trials meet if any does: the measured step may need more than the predicted one
 _HELPS = 0.98  # of the bytes that the largest op needs: twice as many pieces have to save more
 _BATCHES = 3  # sizes of first dimensions that are tried
@@ -204,12 +205,11 @@ def _fastest(found: Sequence[Separable], parts: Sequence[Sequence[Sequence[Part]
         needs: what else decides.
     """
     met: list[tuple[SplitEstimate, SplitPlan]] = []
-    least, tried, last, count = LARGE, 0, 0, 2
-    most = max(4, min(MOST_TRIALS, MOST_OPS // len(needs.order)))
+    least, tried, last, count, ops = LARGE, 0, 0, 2, 0
     most_pieces = min(MOST_PIECES, *(each.batch for each in found))
     while count <= most_pieces:
         before = least
-        for each in parts[: most - tried]:
+        for each in parts[: MOST_TRIALS - tried]:
             if _least(each, needs) >= max(least, needs.budget + 1):  # it would change nothing
                 tried += 1
                 continue
@@ -217,13 +217,16 @@ def _fastest(found: Sequence[Separable], parts: Sequence[Sequence[Sequence[Part]
             plan = plan_of_devices(
                 [plan_of(one, regions, count, needs.fetched, needs.users) for one, regions in devices]
             )
-            trial, tried = needs.trial(plan), tried + 1
+            size = plan.ops(len(needs.order))
+            if tried >= FIRST_TRIALS and ops + size > MOST_OPS:
+                continue
+            trial, tried, ops = needs.trial(plan), tried + 1, ops + size
             least = min(least, trial.least)
             if trial.seconds is not None and trial.seconds < needs.faster_than:
                 met.append((trial, plan))
                 if trial.least <= _MARGIN * needs.budget:
                     last = last or count
-        if (last and count > last) or tried == most or least > _HELPS * before:
+        if (last and count > last) or tried == MOST_TRIALS or least > _HELPS * before:
             break
         count *= 2
     roomy = [each for each in met if each[0].least <= _MARGIN * needs.budget]

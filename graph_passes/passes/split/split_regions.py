@@ -51,6 +51,11 @@ class SplitPlan:
     regions: tuple[SplitRegion, ...]
     fetched: frozenset[TensorId]
 
+    def ops(self, whole: int) -> int:
+        """How many ops, roughly, a step of `whole` ops has once it runs so."""
+        pieces = sum(len(each.pieces) * (len(each.members) + len(each.again)) for each in self.regions)
+        return whole + pieces - sum(len(each.members) for each in self.regions)
+
     @property
     def exactness(self) -> Exactness:
         """The class of the results. A convolution or a product of fewer rows may run by another algorithm."""

@@ -30,7 +30,7 @@ def main() -> None:
         float(step(*batch))
         wall.append(time.perf_counter() - began)
         processor.append(time.process_time() - used)
-    found = {"status": "ok", "wall": wall, "processor": processor}
+    found: dict[str, Any] = {"status": "ok", "wall": wall, "processor": processor}
     if not task["budget"]:
         found["peak"] = tfmem.plan(training(task["net"]), batch, curve=False).peak_before
     path.write_text(json.dumps(found))

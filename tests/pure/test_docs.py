@@ -204,6 +204,7 @@ def test_tables_are_those_of_the_results():
     from benchmarks.fusion import statistics, ulps
     from benchmarks.fusion import tables as make_fusion_tables
     from benchmarks.matmul import cases
+    from benchmarks.offload import first_steps
     from benchmarks.offload import tables as make_tables
     from benchmarks.recurrent import tables as make_recurrent_tables
 
@@ -226,6 +227,8 @@ def test_tables_are_those_of_the_results():
     of_applications = dynamic_applications.text(read("dynamic_applications_cpu.json"))
     between("docs/benchmarks_dynamic.md", dynamic_applications.MARKERS, of_applications)
     between("docs/benchmarks_offload.md", (make_tables.BEGIN, make_tables.END), offload)
+    first = first_steps.table(read("offload_first_steps_cpu.json")["cases"])
+    between("docs/benchmarks_offload.md", first_steps.MARKERS, first)
     between("docs/benchmarks_recurrent.md", make_recurrent_tables.MARKERS, recurrent)
     between("docs/benchmarks_fusion.md", make_fusion_tables.MARKERS, fusion)
     kernels = statistics.tables(read("fusion_statistics.json"))

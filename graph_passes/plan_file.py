@@ -1,4 +1,4 @@
-"""A plan that was made before anything ran: what it promises, as text, as a file, and compared with another."""
+"""A plan that was made before anything ran: what it promises, as text and as a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ from graph_passes.errors import StalePlanError
 from graph_passes.graph.ir import Graph
 from graph_passes.headline import slower
 from graph_passes.names import plain
+from graph_passes.plan_diff import OpsDiff, wrapped
 from graph_passes.report import Report
 from graph_passes.report_text import named_splits
 
 FORMAT = 1
-SHOWN = 5  # names in a sentence
 BAR = 30  # characters of the longest bar of the curve
 
 Inputs = tuple[tuple[str, tuple[int | None, ...] | None], ...]
@@ -156,14 +156,14 @@ class Plan:
         ]
         for record in () if self.report is None else named_splits(self.report):
             line = f"  split       {record}"
-            lines += _wrapped(line)
+            lines += wrapped(line)
         if self.max_batch is not None:
             more = self.max_batch_whole is not None and self.max_batch > self.max_batch_whole
             split = f" with parts split along the batch, {self.max_batch_whole} with nothing split" if more else ""
             lines.append(f"  max batch   {self.max_batch}{split}")
         for note in self.notes:
             line = f"  note        {note}"
-            lines += _wrapped(line)
+            lines += wrapped(line)
         if self.curve:
             lines += ["", "  budget        step", *map(self._bar, self.curve)]
         return "\n".join(lines)
@@ -232,26 +232,11 @@ class Plan:
         """
         if [digest for _, digest in self.ops] == [digest for _, digest in ops]:
             return {old: new for (old, _), (new, _) in zip(self.ops, ops, strict=True)}
-        reason = changes(self.ops, ops) or "its ops run in another order"
+        reason = str(OpsDiff.between(self.ops, ops)) or "its ops run in another order"
         raise StalePlanError(
             f"the plan of `{self.subject}` does not fit this graph: {reason}; make the plan again (tfmem.plan, or "
             "`tfmem plan --output`) with this model, batch and TensorFlow"
         )
-
-
-def changes(old: Iterable[tuple[str, str]], new: Iterable[tuple[str, str]]) -> str:
-    """How the ops of two graphs differ, in words; "" if they do not."""
-    before, after = dict(old), dict(new)
-    found = {
-        "new": [name for name in after if name not in before],
-        "gone": [name for name in before if name not in after],
-        "changed": [name for name, digest in after.items() if before.get(name, digest) != digest],
-    }
-    return "; ".join(
-        f"{many(len(names), 'op')} {'are' if len(names) > 1 else 'is'} {what} ({_some(names)})"
-        for what, names in found.items()
-        if names
-    )
 
 
 def digests(graph: Graph, order: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -265,42 +250,6 @@ def digests(graph: Graph, order: Sequence[str]) -> tuple[tuple[str, str], ...]:
         text = f"{node.op}|{inputs}|{specs}"
         found.append((name, hashlib.sha256(text.encode()).hexdigest()[:8]))
     return tuple(found)
-
-
-def diff(old: Plan, new: Plan) -> str:
-    """What differs between two plans, a line for each; "the plans are equal" if nothing does."""
-    lines = [
-        f"  {label:<12}{before} -> {after}"
-        for label, before, after in (
-            ("step", old.subject, new.subject),
-            ("device", old.device, new.device),
-            ("budget", size(old.budget), size(new.budget)),
-            ("peak", size(old.peak), size(new.peak)),
-            ("unmodified", size(old.peak_before), size(new.peak_before)),
-            ("step time", _time(old.seconds), _time(new.seconds)),
-            ("smallest", size(old.smallest_budget), size(new.smallest_budget)),
-        )
-        if before != after
-    ]
-    if reason := changes(old.ops, new.ops):
-        lines.append(f"  graph       {reason}")
-    ways = [{move.tensor: move for move in plan.moves} for plan in (old, new)]
-    for label, names in (
-        ("moves too", [name for name in ways[1] if name not in ways[0]]),
-        ("stays now", [name for name in ways[0] if name not in ways[1]]),
-        ("differs", [name for name in ways[0] if name in ways[1] and ways[0][name] != ways[1][name]]),
-    ):
-        if names:
-            lines.append(f"  {label:<12}{many(len(names), 'tensor')} ({_some(names)})")
-    return "\n".join(row for line in lines for row in _wrapped(line)) or "the plans are equal"
-
-
-def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, 100, subsequent_indent=" " * 14, break_on_hyphens=False)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def _time(seconds: float) -> str:

@@ -148,6 +148,9 @@ def test_plans_are_compared(tmp_path, capsys):
     assert capsys.readouterr().out == "  budget      60.0 MiB -> 1.0 MiB\n"
     assert cli.main(["plan", "diff", str(old), str(old), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["equal"] is True
+    assert cli.main(["plan", "diff", str(old), str(new), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["equal"], found["fields"]) == (False, [["budget", PLAN.budget, MIB]])
     assert cli.main(["plan", "diff", str(old), str(other)]) == 1
     assert "is not JSON" in capsys.readouterr().err
     assert cli.main(["plan", "diff", str(old)]) == cli.USAGE

@@ -9,7 +9,8 @@ import pytest
 
 from graph_passes.decision import Decision
 from graph_passes.errors import StalePlanError
-from graph_passes.plan_file import CurvePoint, Plan, PlannedMove, diff
+from graph_passes.plan_diff import PlanDiff
+from graph_passes.plan_file import CurvePoint, Plan, PlannedMove
 from graph_passes.report import Report
 from tfmem.search_batch import MOST, largest_batch, largest_divided_batch
 
@@ -100,14 +101,19 @@ def test_a_plan_is_for_its_graph_by_whatever_names() -> None:
 def test_a_diff_names_what_differs() -> None:
     moved = PlannedMove("a:0", "a", "b", "b", "c", "d")
     other = replace(PLAN, budget=50 * MIB, moves=(moved, PlannedMove("c:0", "a", "a", "b", "c", "d")))
-    lines = diff(PLAN, other).splitlines()
+    found = PlanDiff.between(PLAN, other)
+    assert found.fields == (("budget", 60 * MIB, 50 * MIB),)
+    assert (found.moves_too, found.stays_now, found.differs) == (("c:0",), ("b:0",), ("a:0",))
+    lines = str(found).splitlines()
     assert "  budget      60.0 MiB -> 50.0 MiB" in lines
     assert "  moves too   1 tensor (c:0)" in lines
     assert "  stays now   1 tensor (b:0)" in lines
     assert "  differs     1 tensor (a:0)" in lines
-    assert diff(PLAN, PLAN) == "the plans are equal"
+    assert str(PlanDiff.between(PLAN, PLAN)) == "the plans are equal"
     ops = tuple((f"gradient_tape/model/layer_{number}/MatMul", "1") for number in range(9))
-    lines = diff(PLAN, replace(PLAN, seconds=2 * PLAN.seconds, ops=ops)).splitlines()
+    found = PlanDiff.between(PLAN, replace(PLAN, seconds=2 * PLAN.seconds, ops=ops))
+    assert found.ops.new == tuple(name for name, _ in ops)  # all of them, where a sentence names some
+    lines = str(found).splitlines()
     assert any(line.startswith("  step time   ") for line in lines)
     assert max(map(len, lines)) <= 100
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from graph_passes.plan_file import Plan, diff
+from graph_passes.plan_diff import PlanDiff
+from graph_passes.plan_file import Plan
 from tfmem.cli.output import UsageError, print_json, print_table
 from tfmem.cli.sources import FORMS, model_of
 from tfmem.plot import plot_plan, require_matplotlib
@@ -77,11 +79,11 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _diff(old: Path, new: Path, as_json: bool) -> int:
     plans = [_read_plan(file) for file in (old, new)]
-    text = diff(*plans)
+    found = PlanDiff.between(*plans)
     if as_json:
-        print_json({"equal": plans[0] == plans[1], "differences": text.splitlines()})
+        print_json({"equal": plans[0] == plans[1], **dataclasses.asdict(found)})
     else:
-        print(text)
+        print(found)
     return 0
 
 

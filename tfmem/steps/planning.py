@@ -189,8 +189,10 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
             seen = None  # to refuse it, it has to be seen itself
     if not engine.settings.observes:
         state = replace(state, notes=(*state.notes, *_unobserved(engine, trace.name, seen is not None)))
-        move = settle(job, state, timeline, least)
-        return solving.by_estimates(job, move.state, known, timeline, least) if planned_again and least.moves else move
+        move, timed = settle(job, state, timeline, least), seen is not None
+        if not (planned_again and least.moves):
+            return move
+        return solving.by_estimates(job, move.state, known, timeline, least, timed)
     state = replace(state, kept=tuple(engine.memory.keep_apart(timeline)) if job.is_gpu else ())
     search = search_from(job, timeline, least, known, seen)
     if search.observed and not job.is_gpu:

@@ -49,13 +49,21 @@ def begun(job: Job, state: Checking, search: PlanSearch, plan: OffloadPlan) -> T
 
 
 def by_estimates(
-    job: Job, state: StepState, known: KnownProfiles, timeline: Timeline, plan: OffloadPlan
+    job: Job, state: StepState, known: KnownProfiles, timeline: Timeline, plan: OffloadPlan, timed: bool
 ) -> Transition[StepState]:
-    """A thread solves the program of a step that is not observed, which runs by `plan` meanwhile."""
+    """A thread solves the program of a step that is not observed, which runs by `plan` meanwhile.
+
+    Args:
+        job, state: the step.
+        known: profiles of it.
+        timeline: what `plan` was made by.
+        plan: what runs.
+        timed: whether the timeline's run times were measured, by an earlier process.
+    """
     search = PlanSearch(
         timeline=timeline, first=plan, firsts=iter(()), known=known, observed=False, dry_run=False, seen=None
     )
-    solve = partial(job.trace.plan, timeline, job.limit)
+    solve = partial(job.trace.plan, timeline, job.limit, timed=timed)
     return Transition(
         Event.SOLVES,
         Solving(

@@ -31,6 +31,7 @@ from tfmem.steps.states import (
     Checking,
     Given,
     Planning,
+    PlanSearch,
     StepState,
     Trying,
     Warming,
@@ -189,10 +190,19 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
             seen = None  # to refuse it, it has to be seen itself
     if not engine.settings.observes:
         state = replace(state, notes=(*state.notes, *_unobserved(engine, trace.name, seen is not None)))
-        move, timed = settle(job, state, timeline, least), seen is not None
-        if not (planned_again and least.moves):
+        move = settle(job, state, timeline, least)
+        if not planned_again or not least.moves:
             return move
-        return solving.by_estimates(job, move.state, known, timeline, least, timed)
+        search = PlanSearch(
+            timeline=timeline,
+            first=least,
+            firsts=iter(()),
+            known=known,
+            observed=seen is not None,
+            dry_run=False,
+            seen=seen,
+        )
+        return solving.by_estimates(job, move.state, search)
     state = replace(state, kept=tuple(engine.memory.keep_apart(timeline)) if job.is_gpu else ())
     search = search_from(job, timeline, least, known, seen)
     if search.observed and not job.is_gpu:

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.errors import BudgetError
 from graph_passes.passes.offload.plan import OffloadPlan
 from graph_passes.report import Report
 from tfmem.runtime.faults import is_fault
 from tfmem.steps import known_moves
 from tfmem.steps.job import Job
-from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.settling import left, probed, settle, settle_trial
 from tfmem.steps.states import Checking, PlanSearch, Probed, Solving, StepState, Trying
@@ -34,36 +32,20 @@ def begun(job: Job, state: Checking, search: PlanSearch, plan: OffloadPlan) -> T
     budget = min(job.limit, plan.budget)
     if job.is_gpu and search.trials:
         budget = min(budget, max(less_than(trial, job.limit) for trial in search.trials))
-    return Transition(
-        Event.SOLVES,
-        Solving(
-            function=state.function,
-            report=state.report,
-            notes=state.notes,
-            kept=state.kept,
-            search=search,
-            plan=plan,
-            work=_work(job, search, budget),
-        ),
-    )
+    return _beside(state, search, plan, _work(job, search, budget))
 
 
-def by_estimates(
-    job: Job, state: StepState, known: KnownProfiles, timeline: Timeline, plan: OffloadPlan, timed: bool
-) -> Transition[StepState]:
-    """A thread solves the program of a step that is not observed, which runs by `plan` meanwhile.
+def by_estimates(job: Job, state: StepState, search: PlanSearch) -> Transition[StepState]:
+    """A thread solves the program of a step that is not observed, which runs by the first plan of `search` meanwhile.
 
-    Args:
-        job, state: the step.
-        known: profiles of it.
-        timeline: what `plan` was made by.
-        plan: what runs.
-        timed: whether the timeline's run times were measured, by an earlier process.
+    An earlier process may have measured the times.
     """
-    search = PlanSearch(
-        timeline=timeline, first=plan, firsts=iter(()), known=known, observed=False, dry_run=False, seen=None
-    )
-    solve = partial(job.trace.plan, timeline, job.limit, timed=timed)
+    solve = partial(job.trace.plan, search.timeline, job.limit, timed=search.observed)
+    return _beside(state, search, search.first, Work(solve, "tfmem solving"))
+
+
+def _beside(state: StepState, search: PlanSearch, plan: OffloadPlan, work: Work[OffloadPlan]) -> Transition[StepState]:
+    """What runs goes on, which is by `plan`, while a thread does the work."""
     return Transition(
         Event.SOLVES,
         Solving(
@@ -73,7 +55,7 @@ def by_estimates(
             kept=state.kept,
             search=search,
             plan=plan,
-            work=Work(solve, "tfmem solving"),
+            work=work,
         ),
     )
 

@@ -13,9 +13,16 @@ if TYPE_CHECKING:
     from graph_passes.plan_file import Plan
 
 SHOWN = 5  # names in a sentence
-_SIZES = {"budget": "budget", "peak": "peak", "peak_before": "unmodified", "smallest_budget": "smallest"}
-_LABELS = {"subject": "step", "device": "device", **_SIZES, "seconds": "step time"}
-_FIELDS = ("subject", "device", "budget", "peak", "peak_before", "seconds", "smallest_budget")
+_LABELS = {  # of the fields of `Plan` that are compared
+    "subject": "step",
+    "device": "device",
+    "budget": "budget",
+    "peak": "peak",
+    "peak_before": "unmodified",
+    "seconds": "step time",
+    "smallest_budget": "smallest",
+}
+_SIZES = ("budget", "peak", "peak_before", "smallest_budget")
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class PlanDiff:
     @classmethod
     def between(cls, old: Plan, new: Plan) -> PlanDiff:
         """Compare two plans."""
-        values = ((name, getattr(old, name), getattr(new, name)) for name in _FIELDS)
+        values = ((name, getattr(old, name), getattr(new, name)) for name in _LABELS)
         before, after = ({move.tensor: move for move in plan.moves} for plan in (old, new))
         return cls(
             tuple((name, was, now) for name, was, now in values if was != now),

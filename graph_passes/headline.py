@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from graph_passes.report import Report
 
 RECOMPUTED = "(recomputed)"
+AHEAD = 1.05  # of the unlimited rate: a step with regions may be faster than what was given
 UNPLANNED = 1.5  # of a step's planned time: what takes longer says little about what the plan costs
 
 
@@ -61,6 +62,8 @@ def slower(rate: float, how: str = " by prediction") -> str:
     more = 1 / rate - 1 if rate > 0 else 0.0
     if more >= 1:
         return f", {1 + more:.1f} times as long{how}"
+    if rate >= AHEAD:
+        return f", {rate:.2f} times as fast{how}"
     return f", as fast{how}" if more < 0.005 else f", {more:.0%} slower{how}"
 
 

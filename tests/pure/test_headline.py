@@ -61,6 +61,7 @@ MOVED += "1 tensor offloaded, 2 recomputed"
         ),
         ({"step_measured_ns": 1_050_000_000}, MOVED.replace("12% slower by prediction", "5% slower")),
         ({"step_measured_ns": 990_000_000}, MOVED.replace("12% slower by prediction", "as fast")),
+        ({"step_measured_ns": 500_000_000}, MOVED.replace("12% slower by prediction", "2.00 times as fast")),
         (
             {"step_predicted_ns": 1_120_000_000, "step_measured_ns": 2_000_000_000},
             MOVED.replace("by prediction", "by prediction (1.12 s a step, 2 s measured)"),

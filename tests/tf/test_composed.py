@@ -14,8 +14,11 @@ import tensorflow as tf
 import tfmem
 from graph_passes.decision import Decision, Fusion, FusionWhy, Missed
 from graph_passes.device_report import DeviceReport
+from graph_passes.headline import headline
 from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.passes.fuse.schedule_segments import RegionBounds
+from graph_passes.report import TransferRecord
+from graph_passes.verdict import Verdict
 from tests.tf import composed_steps
 from tests.tf.composed_steps import Run, fitted, trained
 from tests.tf.memory_in_use import in_use
@@ -23,7 +26,7 @@ from tests.tf.optimized_runs import in_a_process
 from tfmem.api import make_engine
 from tfmem.capture.concrete_function import call_traced
 from tfmem.options import Options
-from tfmem.steps import comparing, composed, fuser
+from tfmem.steps import comparing, composed, dividing, fuser
 from tfmem.steps.fuser import Fuser
 from tfmem.steps.phases import Event, Phase
 from tfmem.steps.states import Comparing, Composing, Placed
@@ -293,6 +296,21 @@ def test_regions_whose_calls_in_turn_miss_the_budget_give_way_to_others() -> Non
     assert composed.chosen(within, times).state.function == "stitched"
     move = composed.chosen(replace(compared, peaks=((False, (90,)), (True, (101,)))), times)
     assert (move.event, move.state) == (Event.COMPOSED, replace(state, compositions=state.compositions[1:], step=None))
+
+
+def test_the_rate_of_a_stitched_step_is_of_what_the_step_takes_without_regions() -> None:
+    """Else a step that regions make faster than its unlimited rate would look slow, and a split would be looked for."""
+    state = composing(1)
+    given = replace(state.report, verdict=Verdict(False, seconds_unlimited=2.0, seconds=2.5))
+    report = replace(given, verdict=Verdict(False, seconds_unlimited=0.8, seconds=1.1), step_measured_ns=1_100_000_000)
+    with mock.patch.object(composed, "is_deterministic", return_value=False), mock.patch.object(composed, "key_of"):
+        compared = composed.decided(replace(state, report=given), report, "stitched").state
+    assert isinstance(compared, Comparing)
+    stays = composed.chosen(compared, Times(given=2.5, stitched=1.1)).state.report
+    assert stays.verdict is not None
+    assert (stays.verdict.seconds_unlimited, stays.verdict.seconds) == (2.0, 1.1)
+    assert dividing.rate_of(stays) > 1
+    assert "1.82 times as fast" in headline(replace(stays, transfers=(TransferRecord("t", 1, "a", "b", "c", "d"),)))
 
 
 def test_budgets_of_several_devices_count_together() -> None:

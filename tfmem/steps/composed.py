@@ -244,8 +244,12 @@ def _variants(state: Composing, report: Report, function: Any) -> Variants:
     given, engine = state.report, state.fuser.engine
     unmoved = report.decision.is_unchanged
     faults = (region.traceback for region in state.compositions[0].done.kept if region.traceback)
+    verdict, known = report.verdict, given.verdict
+    if verdict is not None and known is not None:  # a rate is of what the user's step takes, which has no regions
+        verdict = replace(verdict, seconds_unlimited=known.seconds_unlimited)
     report = replace(
         report,
+        verdict=verdict,
         notes=(*report.notes, *faults),
         passes=engine.settings.passes,
         peak_before=given.peak_before,

@@ -61,7 +61,7 @@ class DeviceRoom:
         """See `StepRoom`."""
         target = engine.settings.target
         timeline = trace.step.timeline(estimate(target, self.in_use, workspace=not target.is_gpu))
-        plan = trace.plan(timeline, self.least)
+        plan = trace.plan(timeline, self.least, effort=Effort.ONCE)  # the one that runs is planned again, as measured
         return Predicted(plan.after.seconds, plan.before.seconds)
 
 

@@ -176,11 +176,11 @@ def require_both(report: tfmem.Report) -> None:
 def regions_of_a_worker_fail(worker: Worker) -> None:
     """Because of a bug in tfmem: then no worker runs regions, and none waits for the other."""
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise KeyError(42)
 
     with pytest.MonkeyPatch.context() as patch:
-        faked = (lambda: None, lambda: patch.setattr(composed, "_candidate", fail))[worker.index]
+        faked = (lambda: None, lambda: patch.setattr(composed, "segments", fail))[worker.index]
         report = beside_moves_apart(worker, faked)
     assert report.fusion == FusionWhy.FAILED, report.fusion
 

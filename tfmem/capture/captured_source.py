@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -51,6 +52,12 @@ class CapturedSource:
         self._feed_shapes = feed_shapes
         self._asked = frozenset(map(op_name, asked))
         self._version = _Version(captured, captured, shaped)
+
+    def fork(self) -> CapturedSource:
+        """This as the passes left it. An edit of either leaves the other alone."""
+        other = copy(self)
+        other._version = replace(self._version)
+        return other
 
     def read(self, inlined: Collection[str] | None = None, functions: bool = True) -> Graph:
         """See `Source`."""

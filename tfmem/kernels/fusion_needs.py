@@ -121,8 +121,18 @@ def fusion_needs(
 
 def after_grappler(needs: Needs) -> dict[str, NeedsOf]:
     """Inputs of the passes after Grappler, for `run_passes`; the fusion pass gets `needs`."""
+    return {**before_regions(needs), **regions(needs)}
+
+
+def regions(needs: Needs) -> dict[str, NeedsOf]:
+    """Inputs of the fusion pass alone."""
+    return {FUSE.name: lambda _: needs}
+
+
+def before_regions(needs: Needs) -> dict[str, NeedsOf]:
+    """Inputs of the passes between Grappler and the fusion pass, which are equal for all segments of a graph."""
     whole = needs.roots is None
-    handed: dict[str, NeedsOf] = {PREPARE.name: lambda _: prepare.Needs(whole), FUSE.name: lambda _: needs}
+    handed: dict[str, NeedsOf] = {PREPARE.name: lambda _: prepare.Needs(whole)}
     if needs.beside is not None:  # else the graph is not read for it
         handed[MERGE.name] = lambda _: merge.Needs(needs.device, needs.beside, whole)
     return handed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,6 +13,7 @@ from custom_ops.background import go_on
 from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.decision import Fusion, FusionWhy
 from graph_passes.graph.graph_source import Source
+from graph_passes.pass_infra import PassOutcome
 from graph_passes.passes.fuse.partition.regions import CALLS
 from graph_passes.passes.fuse.plan import FusionPlan, Needs, fault
 from graph_passes.pipeline import PassPhase, run_passes
@@ -24,7 +26,7 @@ from tfmem.capture.kept_graphs import KeptGraphs
 from tfmem.capture.known_sizes import with_known_sizes
 from tfmem.capture.unique_rows import with_all_rows
 from tfmem.devices import conditions, cpu_instructions
-from tfmem.kernels.fusion_needs import after_grappler, fusion_needs, stitching
+from tfmem.kernels.fusion_needs import after_grappler, before_regions, fusion_needs, regions, stitching
 from tfmem.kernels.fusion_tuning import FusionKernels
 from tfmem.options import tensorflow_flags
 from tfmem.runtime.collector import set_aside
@@ -78,9 +80,38 @@ def without_conditions(captured: Captured, engine: Engine) -> Captured:
     return with_all_rows(with_known_sizes(found)) if target.is_gpu else found
 
 
+class BeforeRegions:
+    """What Grappler left. The passes before `fuse` run on it once, however often its regions are planned.
+
+    Attributes:
+        optimized: what Grappler left.
+        engine: device and options.
+    """
+
+    def __init__(self, optimized: Captured, engine: Engine) -> None:
+        self.optimized = optimized
+        self.engine = engine
+        self._source: CapturedSource | None = None
+        self._done: Mapping[str, PassOutcome[Any]] = {}
+
+    def source(self, needs: Needs) -> tuple[CapturedSource, Mapping[str, PassOutcome[Any]]]:
+        """A graph of which to plan regions and to edit, and what came of the passes before them.
+
+        Args:
+            needs: of the fusion pass. Its segments and kinds of nodes are not looked at.
+        """
+        settings = self.engine.settings
+        if self._source is None:
+            source = CapturedSource(self.optimized, settings.feed_shapes)
+            if not settings.loops_alone:
+                self._done = run_passes(PassPhase.AFTER_GRAPPLER, settings.passes, source, before_regions(needs))
+                source.read(functions=False)
+            self._source = source
+        return self._source.fork(), self._done
+
+
 def stitched(
-    optimized: Captured,
-    engine: Engine,
+    before: BeforeRegions,
     roots: Collection[str] | None = None,
     mirrored: bool = False,
     segments: Mapping[str, int] | None = None,
@@ -90,26 +121,32 @@ def stitched(
     """What Grappler left, after the passes of `AFTER_GRAPPLER`, and what they did.
 
     Args:
-        optimized: what Grappler left.
-        engine: device and options.
+        before: what Grappler left.
         roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
         mirrored: whether variables of several devices have to stay equal; see `Needs`.
         segments: of the nodes, where memory is planned afterwards; see `Needs`.
         kernels: makes kernels that are timed while the plan runs; see `fusion_needs`.
         calls: whether regions may hold products, and other calls.
     """
+    engine = before.engine
     needs = fusion_needs(
-        optimized.feeds, engine.settings.target, engine.settings.options, roots, quiet=engine.quiet, kernels=kernels
+        before.optimized.feeds,
+        engine.settings.target,
+        engine.settings.options,
+        roots,
+        quiet=engine.quiet,
+        kernels=kernels,
     )
     if segments is not None:
         needs = replace(needs, segments=segments, kinds=frozenset(needs.kinds) - {OpPattern.READ})
     if not calls:
         needs = replace(needs, kinds=frozenset(needs.kinds) - CALLS)
-    return _known_or_new(optimized, engine, replace(needs, mirrored=mirrored))
+    return _known_or_new(before, replace(needs, mirrored=mirrored))
 
 
-def _known_or_new(optimized: Captured, engine: Engine, needs: Needs) -> tuple[Captured, FusionPlan]:
+def _known_or_new(before: BeforeRegions, needs: Needs) -> tuple[Captured, FusionPlan]:
     """What an earlier process planned; else a new plan, which later ones find."""
+    optimized, engine = before.optimized, before.engine
     known = plans(engine.settings.options.cache_directory if needs.measure is None else "")
     key = key_of(known, optimized, engine, needs) if known.cache is not None else ""
     found = known.find(key)
@@ -118,21 +155,29 @@ def _known_or_new(optimized: Captured, engine: Engine, needs: Needs) -> tuple[Ca
             return found.follow(optimized, engine, needs)
     go_on()
     with set_aside():
-        source = CapturedSource(optimized, engine.settings.feed_shapes)
-        done = stitch(source, engine, needs)
+        source, ran = before.source(needs)
+        done = stitch(source, engine, needs, ran)
     with suppress(TypeError):  # a reason is about something that no file holds
         if (planned := KnownPlan.of(source.captured, done)) is not None:
             known.keep(key, planned)
     return source.captured, done
 
 
-def stitch(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
+def stitch(
+    source: Source, engine: Engine, needs: Needs, ran: Mapping[str, PassOutcome[Any]] | None = None
+) -> FusionPlan:
     """Edit `source`, and the functions that it calls, by the passes of `AFTER_GRAPPLER`; what these did.
 
     With `Settings.loops_alone` only functions that loops call are edited. Warns of bugs in tfmem.
+
+    Args:
+        source: the graph.
+        engine: device and options.
+        needs: of the fusion pass.
+        ran: what came of the passes before it on `source` itself; None: they have not run.
     """
     alone = engine.settings.loops_alone
-    done = FusionPlan() if alone else _stitched(source, engine, needs)
+    done = FusionPlan() if alone else _stitched(source, engine, needs, ran)
     try:
         called = source.bodies(in_loops=alone) if engine.settings.stitches else {}
     except Exception as error:  # after any error, functions stay unchanged
@@ -167,8 +212,12 @@ def _as_before(body: Source, planned: Mapping[Hashable, tuple[Source, FusionPlan
         return None
 
 
-def _stitched(source: Source, engine: Engine, needs: Needs) -> FusionPlan:
-    return stitching(run_passes(PassPhase.AFTER_GRAPPLER, engine.settings.passes, source, after_grappler(needs)))
+def _stitched(
+    source: Source, engine: Engine, needs: Needs, ran: Mapping[str, PassOutcome[Any]] | None = None
+) -> FusionPlan:
+    handed = after_grappler(needs) if ran is None else regions(needs)
+    done = run_passes(PassPhase.AFTER_GRAPPLER, engine.settings.passes, source, handed)
+    return stitching({**(ran or {}), **done})
 
 
 def with_regions(report: Report, done: FusionPlan, why: str) -> Report:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median_low
 from typing import Any
 
@@ -34,6 +33,7 @@ from tfmem.capture.concrete_function import with_places
 from tfmem.devices import conditions, is_deterministic
 from tfmem.runtime.engine import Engine
 from tfmem.steps import after_grappler
+from tfmem.steps.after_grappler import BeforeRegions
 from tfmem.steps.agreed_fusion import FusionFinding, Offer, abandon, found_together, offered
 from tfmem.steps.fused_replicas import against_edited, untimed
 from tfmem.steps.fuser import Fuser, shared
@@ -129,6 +129,11 @@ class _Divided:
     def __init__(self, fuser: Fuser, room: StepRoom) -> None:
         self._fuser, self._room = fuser, room
         self._known: list[tuple[object, _Candidate | str]] = []
+        given, engine = fuser.trace.to_stitch(), fuser.engine
+        if fuser.mirrored:
+            given, engine = with_places(given, fuser.trace.concrete), untimed(engine)
+        self._before = BeforeRegions(given, engine)
+        self._kernels = None if fuser.mirrored else fuser.kernels()  # by the cost model: of several plans one runs
 
     def by(self, bounds: RegionBounds) -> tuple[_Candidate | str, bool]:
         """The candidate of a division, or why there is none; and whether no other division had the same regions."""
@@ -138,10 +143,27 @@ class _Divided:
         for key, before in self._known:
             if key == (within, bounds.calls):
                 return before, False
-        found = _candidate(self._fuser, self._room, within, bounds.calls)
+        found = self._candidate(within, bounds.calls)
         others = [each for _, each in self._known if isinstance(each, _Candidate)]
         self._known.append(((within, bounds.calls), found))
         return found, isinstance(found, str) or all(found.members != each.members for each in others)
+
+    def _candidate(self, within: Mapping[str, int], calls: bool) -> _Candidate | str:
+        """Regions of these segments, with the moves that they need; why there are none if no plan can run."""
+        fuser, mirrored = self._fuser, self._fuser.mirrored
+        captured, done = after_grappler.stitched(
+            self._before, mirrored=mirrored, segments=within, kernels=self._kernels, calls=calls
+        )
+        if mirrored and (why := against_edited(captured, done, fuser.engine.settings.feed_shapes)):
+            return why
+        members = {region.name: region.schedule.members for region in done.regions}
+        captured = replace(captured, creation_order=with_regions(fuser.trace.step.order, members))
+        trace = fuser.trace.variant(captured, memory_engine(fuser.engine))
+        trace.read()
+        try:
+            return _Candidate(trace, done, self._room.predicted(trace, fuser.engine), fuser.digest(captured, done))
+        except BudgetError:
+            return FusionWhy.NO_ROOM
 
 
 def _of_all(fuser: Fuser, own: _Candidate | str, new: bool) -> tuple[_Candidate | str, Offer]:
@@ -155,26 +177,6 @@ def _of_all(fuser: Fuser, own: _Candidate | str, new: bool) -> tuple[_Candidate 
     if isinstance(own, str) or offer.why:
         return offer.why, offer
     return replace(own, predicted=Predicted(offer.moved, offer.unlimited)), offer
-
-
-def _candidate(fuser: Fuser, room: StepRoom, within: Mapping[str, int], calls: bool) -> _Candidate | str:
-    """Regions of these segments, with the moves that they need; why there are none if no plan can run."""
-    engine, given = fuser.engine, fuser.trace.to_stitch()
-    stitched = partial(after_grappler.stitched, segments=within, calls=calls)
-    if fuser.mirrored:
-        captured, done = stitched(with_places(given, fuser.trace.concrete), untimed(engine), mirrored=True)
-        if why := against_edited(captured, done, engine.settings.feed_shapes):
-            return why
-    else:  # by the cost model: several plans are made, of which one runs
-        captured, done = stitched(given, engine, kernels=fuser.kernels())
-    members = {region.name: region.schedule.members for region in done.regions}
-    captured = replace(captured, creation_order=with_regions(fuser.trace.step.order, members))
-    trace = fuser.trace.variant(captured, memory_engine(engine))
-    trace.read()
-    try:
-        return _Candidate(trace, done, room.predicted(trace, engine), fuser.digest(captured, done))
-    except BudgetError:
-        return FusionWhy.NO_ROOM
 
 
 def prepared(state: Composing) -> Trace:

@@ -19,7 +19,7 @@ from tfmem.kernels.fusion_tuning import FusionKernels, with_programs
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import error_note
 from tfmem.runtime.workers import Board
-from tfmem.steps.after_grappler import stitched, with_decision, with_regions
+from tfmem.steps.after_grappler import BeforeRegions, stitched, with_decision, with_regions
 from tfmem.steps.agreed_fusion import digest_of
 from tfmem.steps.fused_replicas import against_edited, read
 from tfmem.steps.phases import Event, Transition
@@ -72,7 +72,7 @@ class Fuser:
         go_on()
         if self.mirrored:
             given = with_places(given, self.trace.concrete)
-        captured, found = stitched(given, self.engine, mirrored=self.mirrored, kernels=kernels)
+        captured, found = stitched(BeforeRegions(given, self.engine), mirrored=self.mirrored, kernels=kernels)
         report = with_regions(report, found, report.fusion)
         if self.mirrored and (why := against_edited(captured, found, self.engine.settings.feed_shapes)):
             return Found(report, why=why)

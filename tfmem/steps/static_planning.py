@@ -25,7 +25,7 @@ from tfmem.kernels.replace_recurrent import replace_recurrent, with_replacements
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import NOT_PLANNABLE, error_note, estimated_peak, is_fault, left_alone, left_by_fault
 from tfmem.runtime.progress import shown
-from tfmem.steps.after_grappler import grappled, grappled_to_stitch, stitched, unobserved, unstitched
+from tfmem.steps.after_grappler import BeforeRegions, grappled, grappled_to_stitch, stitched, unobserved, unstitched
 
 Made = TypeVar("Made")
 
@@ -154,7 +154,7 @@ def _stitched(captured: Captured, engine: Engine, found: Report, fetches: Sequen
     try:
         roots = unique([*map(op_name, (*fetches, *captured.fetches)), *ends])
         optimized = grappled_to_stitch(captured, engine) or grappled(captured, engine)
-        planned, done = stitched(optimized, engine, roots)
+        planned, done = stitched(BeforeRegions(optimized, engine), roots)
     except Exception as error:
         if not is_fault(error, reading=True):
             raise

@@ -13,7 +13,7 @@ class Verdict:
 
     Attributes:
         fits: whether the step fits with nothing moved.
-        seconds_unlimited: what the step takes without a budget.
+        seconds_unlimited: what the given step takes without a budget, neither split nor stitched.
         seconds: what it takes under the plan, as predicted.
         least: seconds that no plan of copies and known chains goes below; None where no program was solved.
         smallest_budget: bytes that no plan of copies and known chains goes below.
@@ -60,3 +60,10 @@ class Verdict:
             best = "" if self.best_rate is None else f", at most {self.best_rate:.3f} possible"
             fits = f"fits {self.how}; predicted {min(1.0, self.rate):.3f} of the unlimited rate{best}"
         return f"{fits}; the smallest budget is {size(self.smallest_budget)}, at op '{self.op}'"
+
+
+def rated_by(verdict: Verdict | None, given: Verdict | None) -> Verdict | None:
+    """`verdict` of a changed step, whose rate is of what the step of `given` takes, if both are known."""
+    if verdict is None or given is None:
+        return verdict
+    return replace(verdict, seconds_unlimited=given.seconds_unlimited)

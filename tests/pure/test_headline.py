@@ -11,7 +11,7 @@ from graph_passes.errors import GraphError
 from graph_passes.fates import explain
 from graph_passes.names import plain, spoken, suffix_of
 from graph_passes.report import RECOMPUTED, RegionRecord, Report, Span, SplitRecord, StepRecord, TransferRecord
-from graph_passes.verdict import Verdict
+from graph_passes.verdict import Verdict, rated_by
 
 GIB = 1 << 30
 
@@ -196,3 +196,10 @@ def test_layers_have_the_names_that_users_gave() -> None:
     assert plain("gradient_tape/net_1/pool_2_1/MaxPoolGrad_1", "_1") == "gradient_tape/net/pool_2/MaxPoolGrad_1"
     assert plain("net_1/pool_1_2/MaxPool", "_1") == "net/pool_1/MaxPool"
     assert plain("net/pool_1/MaxPool", "") == "net/pool_1/MaxPool"
+
+
+def test_a_changed_steps_rate_is_of_what_the_given_step_takes() -> None:
+    given, changed = Verdict(False, 2.0, 2.5), Verdict(False, 0.8, 1.0, least=0.9)
+    assert rated_by(changed, given) == Verdict(False, 2.0, 1.0, least=0.9)
+    assert rated_by(changed, None) == changed
+    assert rated_by(None, given) is None

@@ -29,6 +29,7 @@ from graph_passes.errors import BudgetError
 from graph_passes.passes.fuse.plan import FusionPlan
 from graph_passes.passes.fuse.schedule_segments import DIVISIONS, RegionBounds, segments, with_regions
 from graph_passes.report import Report, measured
+from graph_passes.verdict import rated_by
 from tfmem.capture.concrete_function import with_places
 from tfmem.devices import conditions, is_deterministic
 from tfmem.runtime.engine import Engine
@@ -246,12 +247,9 @@ def _variants(state: Composing, report: Report, function: Any) -> Variants:
     given, engine = state.report, state.fuser.engine
     unmoved = report.decision.is_unchanged
     faults = (region.traceback for region in state.compositions[0].done.kept if region.traceback)
-    verdict, known = report.verdict, given.verdict
-    if verdict is not None and known is not None:  # a rate is of what the user's step takes, which has no regions
-        verdict = replace(verdict, seconds_unlimited=known.seconds_unlimited)
     report = replace(
         report,
-        verdict=verdict,
+        verdict=rated_by(report.verdict, given.verdict),
         notes=(*report.notes, *faults),
         passes=engine.settings.passes,
         peak_before=given.peak_before,

@@ -27,6 +27,7 @@ from graph_passes.graph.ops import has_regions
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report
 from graph_passes.splitting import CLEARLY, FASTER
+from graph_passes.verdict import rated_by
 from tfmem.capture.error_text import said
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.out_of_memory import SUSPECTS
@@ -156,13 +157,10 @@ def decided(job: Job, state: Dividing, trace: Trace, tried: StepState) -> tuple[
     if not _saves(given, report):
         return job, whole(state, f"not split along the batch: that takes {times}")
     notes = (*tried.notes, f"split along the batch: {times}")
-    verdict, known = report.verdict, given.verdict
-    if verdict is not None and known is not None:
-        verdict = replace(verdict, seconds_unlimited=known.seconds_unlimited)
     report = replace(
         report,
         notes=(*report.notes, notes[-1]),
-        verdict=verdict,
+        verdict=rated_by(report.verdict, given.verdict),
         passes=given.passes,
         peak_before=given.peak_before,
         curve_before=given.curve_before,
@@ -217,7 +215,8 @@ def decided_on(state: Dividing, report: Report, function: Any) -> Transition[Ste
     if not _saves(given, report):
         return whole(state, f"{_WHOLE_AGAIN}: that takes {times}")
     notes = (*report.notes, f"split along the batch: {times}")
-    report = replace(report, notes=notes, passes=given.passes, jit_compile=given.jit_compile)
+    verdict = rated_by(report.verdict, given.verdict)
+    report = replace(report, notes=notes, verdict=verdict, passes=given.passes, jit_compile=given.jit_compile)
     kept = (*state.kept, state.function)
     settled = Settled(function=function, report=report, notes=state.notes, kept=kept)
     return Transition(Event.STAYS, settled)

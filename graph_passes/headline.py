@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from graph_passes.decision import Decision
 from graph_passes.device_report import duration, many, size, sizes
+from graph_passes.verdict import AHEAD
 
 if TYPE_CHECKING:
     from graph_passes.report import Report
 
 RECOMPUTED = "(recomputed)"
-AHEAD = 1.05  # of the unlimited rate: a step with regions may be faster than what was given
 UNPLANNED = 1.5  # of a step's planned time: what takes longer says little about what the plan costs
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from graph_passes.device_report import size
 
+AHEAD = 1.05  # of the unlimited rate: a step with regions may be faster than what was given
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -54,12 +56,13 @@ class Verdict:
         return replace(self, seconds_unlimited=before, seconds=after, least=least)
 
     def __str__(self) -> str:
+        smallest = f"the smallest budget is {size(self.smallest_budget)}, at op '{self.op}'"
         if self.fits:
-            fits = "fits unchanged"
-        else:
-            best = "" if self.best_rate is None else f", at most {self.best_rate:.3f} possible"
-            fits = f"fits {self.how}; predicted {min(1.0, self.rate):.3f} of the unlimited rate{best}"
-        return f"{fits}; the smallest budget is {size(self.smallest_budget)}, at op '{self.op}'"
+            return f"fits unchanged; {smallest}"
+        if self.rate >= AHEAD:
+            return f"fits {self.how}; predicted {self.rate:.2f} times the unlimited rate; {smallest}"
+        best = "" if self.best_rate is None else f", at most {self.best_rate:.3f} possible"
+        return f"fits {self.how}; predicted {min(1.0, self.rate):.3f} of the unlimited rate{best}; {smallest}"
 
 
 def rated_by(verdict: Verdict | None, given: Verdict | None) -> Verdict | None:

@@ -203,3 +203,10 @@ def test_a_changed_steps_rate_is_of_what_the_given_step_takes() -> None:
     assert rated_by(changed, given) == Verdict(False, 2.0, 1.0, least=0.9)
     assert rated_by(changed, None) == changed
     assert rated_by(None, given) is None
+
+
+def test_a_step_that_regions_make_faster_than_its_unlimited_rate_is_told_so() -> None:
+    verdict = Verdict(False, seconds_unlimited=2.0, seconds=1.0, least=0.9, smallest_budget=GIB, op="conv")
+    assert str(verdict).startswith("fits with moves; predicted 2.00 times the unlimited rate; the smallest budget")
+    nearly = Verdict(False, seconds_unlimited=2.0, seconds=1.99, least=1.9, smallest_budget=GIB, op="conv")
+    assert "predicted 1.000 of the unlimited rate, at most 1.000 possible" in str(nearly)

@@ -86,11 +86,13 @@ class BeforeRegions:
     Attributes:
         optimized: what Grappler left.
         engine: device and options.
+        roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
     """
 
-    def __init__(self, optimized: Captured, engine: Engine) -> None:
+    def __init__(self, optimized: Captured, engine: Engine, roots: Collection[str] | None = None) -> None:
         self.optimized = optimized
         self.engine = engine
+        self.roots = roots
         self._source: CapturedSource | None = None
         self._done: Mapping[str, PassOutcome[Any]] = {}
 
@@ -98,7 +100,7 @@ class BeforeRegions:
         """A graph of which to plan regions and to edit, and what came of the passes before them.
 
         Args:
-            needs: of the fusion pass. Its segments and kinds of nodes are not looked at.
+            needs: of the fusion pass. What comes before it looks at nothing that differs from plan to plan.
         """
         settings = self.engine.settings
         if self._source is None:
@@ -112,7 +114,6 @@ class BeforeRegions:
 
 def stitched(
     before: BeforeRegions,
-    roots: Collection[str] | None = None,
     mirrored: bool = False,
     segments: Mapping[str, int] | None = None,
     kernels: FusionKernels | None = None,
@@ -122,7 +123,6 @@ def stitched(
 
     Args:
         before: what Grappler left.
-        roots: names of ops of which a caller may run some without the others; None: all of the graph runs.
         mirrored: whether variables of several devices have to stay equal; see `Needs`.
         segments: of the nodes, where memory is planned afterwards; see `Needs`.
         kernels: makes kernels that are timed while the plan runs; see `fusion_needs`.
@@ -133,7 +133,7 @@ def stitched(
         before.optimized.feeds,
         engine.settings.target,
         engine.settings.options,
-        roots,
+        before.roots,
         quiet=engine.quiet,
         kernels=kernels,
     )

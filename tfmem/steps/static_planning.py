@@ -154,7 +154,7 @@ def _stitched(captured: Captured, engine: Engine, found: Report, fetches: Sequen
     try:
         roots = unique([*map(op_name, (*fetches, *captured.fetches)), *ends])
         optimized = grappled_to_stitch(captured, engine) or grappled(captured, engine)
-        planned, done = stitched(BeforeRegions(optimized, engine), roots)
+        planned, done = stitched(BeforeRegions(optimized, engine, roots))
     except Exception as error:
         if not is_fault(error, reading=True):
             raise

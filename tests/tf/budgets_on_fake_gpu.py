@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfmem
@@ -68,10 +69,11 @@ def peak(x: Any) -> int:
 
 
 def even(timeline: Any, moves: Any, samples: Any, paddings: Any = ()) -> Any:
-    """What probes read, with as long for each op: so that at any load the same moves and regions follow."""
+    """What probes read, with as long for each op: so that at any load the same moves and divisions follow."""
     return observe(timeline, moves, [replace(each, seconds=0.01 * each.index) for each in samples], paddings)
 
 
+@pytest.mark.timeout(400)  # each of three divisions may run, and be timed
 def test_a_step_moves_and_is_stitched(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
     on_gpu()
     x = tf.constant(np.random.default_rng(1).normal(size=(SIZE, SIZE)).astype(np.float32))
@@ -96,7 +98,9 @@ def test_a_step_moves_and_is_stitched(gpu: FakeGpu, on_gpu: Callable[..., None])
     assert report.decision is Decision.MOVED
     assert report.peak_measured is not None
     assert report.peak_measured <= budget
-    assert {"Tanh", "AssignSubVariableOp"} <= set(stitched_ops(report))
+    found_ops = set(stitched_ops(report))  # of any division: by what its calls take in turn, the first one may not stay
+    assert "Tanh" in found_ops
+    assert any(op.startswith("Assign") for op in found_ops)
     assert gpu.calls("cuGraphLaunch") > launched
     expected, weights = losses(x, len(found))
     np.testing.assert_allclose(found, expected, rtol=1e-3)

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.fusion.generated import OPS, dialogue
 from benchmarks.records import machine
+from graph_passes.analysis.cost import device_costs
 from graph_passes.analysis.op_pattern import patterns_of
 from graph_passes.graph.ir import Graph
 from graph_passes.lower.lower_nodes import Lowering
@@ -50,13 +51,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def planned(graph: Graph, limits: Limits | None = None, exploration: Exploration | None = None) -> dict[str, Any]:
     """How long a graph takes to be planned, and what comes out."""
-    from tfmem.kernels.fusion_needs import CPU, HOME  # TensorFlow is imported here
+    from tfmem.kernels.fusion_needs import HOME  # TensorFlow is imported here
 
     wall, began = time.monotonic(), time.process_time()
     plan = partition_graph(
         graph,
         patterns_of(graph),
-        CPU,
+        device_costs.kernel_device(device_costs.load("cpu"), "cpu"),
         default=HOME,
         refuse=refusal(graph, (), Lowering(graph, Shapes(graph))),
         limits=limits,

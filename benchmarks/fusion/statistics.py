@@ -94,7 +94,7 @@ def planned(name: str) -> dict[str, Any]:
 def stitched(name: str) -> tuple[FusionPlan, Graph]:
     """What the fusion pass makes of a workload's step on an H200, and the step's graph after Grappler."""
     from benchmarks.fusion.workloads import make  # TensorFlow is imported here
-    from graph_passes.analysis.cost import device_costs as profiles
+    from graph_passes.analysis.cost.device_costs import kernel_device, load
     from graph_passes.analysis.device_support import CUDA
     from graph_passes.graph import serde
     from graph_passes.passes.fuse.partition.partition import ON_GPU
@@ -102,11 +102,9 @@ def stitched(name: str) -> tuple[FusionPlan, Graph]:
     from tfmem.capture.captured_source import CapturedSource
     from tfmem.capture.concrete_function import capture_concrete
     from tfmem.capture.grappler import run_grappler
-    from tfmem.devices import Target
-    from tfmem.kernels.fusion_needs import HOME, gpu_device
+    from tfmem.kernels.fusion_needs import HOME
 
-    profile = profiles.load("h200")
-    device = gpu_device(Target("/device:GPU:0", "NVIDIA H200", profile.memory, profile))
+    device = kernel_device(load("h200"), "NVIDIA H200")
     workload = make(name)
     with without_remapper():
         traced = workload.step.get_concrete_function(*workload.inputs)

@@ -17,11 +17,14 @@ from custom_ops.fusion.codegen.plan.kernel_plan import PatternConfiguration
 from custom_ops.fusion.codegen.plan.pattern import Pattern
 from custom_ops.fusion.programs import FusionProgram, Shapes
 from custom_ops.fusion.region import Assign, Kernel, Read, Region, Shape, TensorType, View
+from custom_ops.load import load
 from tests.fusion_kernels import varied
 from tests.fusion_regions import SOFTMAX, softmax_step
 from tests.tf.fake_gpu import OUT_OF_MEMORY, FakeGpu
 from tests.tf.fusion_calls import DOUBLED, call, floats, product, stitched
 from tests.tf.test_fusion_op import data, plain_step, variables
+from tfmem import measure
+from tfmem.devices import find_target
 
 pytest_plugins = ("tests.tf.fake_gpu",)
 
@@ -346,3 +349,13 @@ def test_without_memory_nothing_happens(gpu: FakeGpu) -> None:
     assert gpu.calls("cuGraphLaunch") == launched
     np.testing.assert_array_equal(step(tf.ones((2, 1)))[0], np.ones((2, 2)))
     np.testing.assert_array_equal(v, np.full((2, 3), 2.0))
+
+
+def test_regions_are_measured_by_kernels_of_the_device(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "REPEATS", 1)
+    monkeypatch.setattr(measure, "CHAIN", 2)
+    monkeypatch.setattr(measure, "KERNELS", 3)
+    added = gpu.calls("cuGraphAddKernelNode_v2")
+    found = measure.regions(find_target("/device:CPU:0", load()), 1e-5, lambda region, place: gpu.programs(region))
+    assert gpu.calls("cuGraphAddKernelNode_v2") == added + 2 * (1 + 3)  # of two regions of one kernel and two of three
+    assert found["dispatch"] == 1e-5

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfmem
 from custom_ops.fusion.programs import FusionProgram
 from custom_ops.fusion.region import Region
+from graph_passes.analysis.cost.device_costs import kernel_device, load
 from graph_passes.analysis.cost.kernel_costs import Beside, KernelDevice
 from graph_passes.analysis.device_support import CUDA
 from graph_passes.graph import serde
@@ -20,8 +21,10 @@ from graph_passes.passes.fuse.partition.score import Measure
 from graph_passes.passes.fuse.plan import Needs
 from tests.tf.fake_gpu import FakeGpu
 from tfmem.capture.captured import every_node, op_name
-from tfmem.kernels.fusion_needs import CPU, HOME
+from tfmem.kernels.fusion_needs import HOME
 from tfmem.steps import after_grappler
+
+CPU = kernel_device(load("cpu"), "cpu")
 
 Programs = Callable[[Region, str], Sequence[FusionProgram]]
 

@@ -15,9 +15,8 @@ from graph_passes.analysis.cost.kernel_costs import Small
 from graph_passes.passes.fuse.partition.score import Measure
 from tests.tf.fake_gpu import FakeGpu
 from tests.tf.optimized_runs import in_a_process
-from tests.tf.planned_on_fake_gpu import saved_stitched, served_without_a_gpu
+from tests.tf.planned_on_fake_gpu import CPU, saved_stitched, served_without_a_gpu
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, require_stitched, values
-from tfmem.kernels.fusion_needs import CPU
 
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
 

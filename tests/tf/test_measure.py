@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,25 @@ def test_a_cpu_is_measured_as_its_profile_has_it(monkeypatch: pytest.MonkeyPatch
     assert {*found["kernels"]} == {*cpu_costs()}
     assert all(value > 0 for value in found["kernels"].values())
     assert {*cpu_costs()} > measure.OF_THREADS
+    regions = found["regions"]
+    assert regions.pop("_note").startswith("launch, dispatch, region are measured")
+    assert {*regions} == {*device_costs.region_costs(device_costs.load("cpu"))}
+    assert regions["dispatch"] == pytest.approx(found["launch"], rel=0.1)
+    assert min(regions["launch"], regions["region"]) >= 0
+
+
+def test_a_profile_without_costs_of_regions_takes_those_of_another_gpu_at_its_own_bandwidth() -> None:
+    own, other = device_costs.load("v100"), device_costs.load("h200")
+    found, expected = (device_costs.kernel_device(profile, "") for profile in (own, other))
+    assert own.bandwidth < other.bandwidth
+    assert found.seconds(1e9) == pytest.approx(1e-6 + 1e9 / own.bandwidth)
+    assert replace(found, copies=()) == replace(expected, copies=())
+
+
+def test_a_cpu_lists_its_copies() -> None:
+    found = device_costs.kernel_device(device_costs.load("cpu"), "a CPU")
+    assert found.seconds(1e8) == 2e-2
+    assert found.most is None
 
 
 @pytest.mark.parametrize("name", device_costs.profiles())

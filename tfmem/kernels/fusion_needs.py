@@ -11,8 +11,7 @@ from custom_ops.fusion.search.kernel_model import h200
 from custom_ops.jit.compilers import Compilers
 from custom_ops.jit.cores import usable_cores
 from custom_ops.jit.device import Quiet
-from graph_passes.analysis.cost import device_costs as profiles
-from graph_passes.analysis.cost.kernel_costs import KernelDevice, Small
+from graph_passes.analysis.cost.device_costs import kernel_device, load
 from graph_passes.analysis.device_support import CUDA
 from graph_passes.analysis.op_pattern import OpPattern
 from graph_passes.graph import serde
@@ -33,38 +32,6 @@ from tfmem.options import Options
 LOCAL = "/job:localhost/replica:0/task:0"
 HOME = f"{LOCAL}/device:CPU:0"
 ABSENT = "h200"  # the profile that regions are planned by for GPUs that are not here
-# One pass over memory that the caches do not hold, and the time to the next op; orders of magnitude, which decide what
-# is planned, not what is kept: that is timed.
-CPU = KernelDevice(
-    name="cpu",
-    copies=((0.0, 0.0), (32e3, 1e-6), (1e6, 5e-5), (1e8, 2e-2)),
-    launch=5e-7,
-    barrier=1e-6,
-    block=1 << 15,
-    chip=1 << 20,
-    dispatch=3e-6,
-    region=6e-6,
-)
-
-
-def gpu_device(target: Target) -> KernelDevice:
-    """A GPU as the model sees it. The launch of a graph and of its kernels, and what TensorFlow takes for an op, are
-    orders of magnitude, too, and were not measured."""
-    bandwidth = target.profile.bandwidth
-    return KernelDevice(
-        name=target.description,
-        copies=((0.0, 1e-6), (1e6, 1e-6 + 1e6 / bandwidth), (1e9, 1e-6 + 1e9 / bandwidth)),
-        launch=2e-6,
-        barrier=1e-6,
-        block=1 << 17,
-        chip=1 << 25,
-        dispatch=8e-6,
-        region=3e-5,
-        packed=1.0,
-        product=1.5e-6,
-        source=30_000,
-        most=Small(1 << 27, 8 << 20),
-    )
 
 
 def fusion_needs(
@@ -92,19 +59,20 @@ def fusion_needs(
     fed = tuple(map(op_name, feeds))
     kept = {OpPattern.READ, OpPattern.UPDATE} if in_place else set()
     if not target.is_gpu and options.fusion.architectures:
-        absent = Target("/device:GPU:0", "a GPU that is not here", 80 << 30, profiles.load(ABSENT))
+        absent = Target("/device:GPU:0", "a GPU that is not here", 80 << 30, load(ABSENT))
         programs = absent_gpu_programs(options, h200().processors, Compilers())
         home, kinds = LOCAL + absent.name, ON_GPU - kept
-        device = gpu_device(absent)
+        device = kernel_device(absent.profile, absent.description)
         return Needs(device, home, serde.attributes, kinds, fed, roots, CUDA, programs, timed=is_timed(options))
+    device = kernel_device(target.profile, target.description)
     if not target.is_gpu:
-        return Needs(CPU, HOME, serde.attributes, ON_CPU - kept, fed, roots)
+        return Needs(device, HOME, serde.attributes, ON_CPU - kept, fed, roots)
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     compilers = kernels.compilers if kernels else Compilers()
     times = PatternTimer(target, options, tf32, compilers, quiet) if is_timed(options) else None
     programs = kernels.programs if kernels else gpu_programs(target, options, compilers, quiet)
     return Needs(
-        gpu_device(target),
+        device,
         LOCAL + target.name,
         serde.attributes,
         ON_GPU - kept,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from custom_ops.machine import DEVICES, Machine, from_json
+from graph_passes.analysis.cost.kernel_costs import KernelDevice, Small
 from graph_passes.errors import OptionsError
 
 _MEASURED = "h200"  # stands for devices of which kernels were not measured
@@ -91,6 +92,27 @@ def l2_bytes(name: str) -> int:
         OptionsError: there is no such profile.
     """
     return int(_part(name, "dynamic")["l2_bytes"])
+
+
+def kernel_device(profile: Device, name: str) -> KernelDevice:
+    """What kernels of regions take on a device.
+
+    Args:
+        profile: of the device. Copies take what its bandwidth says, unless the profile lists some.
+        name: the device's.
+    """
+    found = region_costs(profile)
+    least, most, listed = found.pop("copy", 0.0), found.pop("most", None), found.pop("copies", None)
+    sizes = (0.0, 1e6, 1e9)
+    copies = listed or [(size, least + size / profile.bandwidth) for size in sizes]
+    small = None if most is None else Small(**most)
+    return KernelDevice(name=name, copies=tuple((size, time) for size, time in copies), most=small, **found)
+
+
+def region_costs(profile: Device) -> dict[str, Any]:
+    """The `regions` part of a device's profile, or that of the GPU that stands for it: fields of `KernelDevice`, and
+    `copy`, the seconds of the smallest copy, where no `copies` are listed."""
+    return {key: value for key, value in _part(profile.name, "regions").items() if not key.startswith("_")}
 
 
 def _part(name: str, part: str) -> dict[str, Any]:

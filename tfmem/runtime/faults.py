@@ -107,7 +107,7 @@ def left_alone(engine: Engine, report: Report, error: TfmemError, replaced: bool
     Args:
         engine: budget and warnings.
         report: of the step without a budget.
-        error: one of `NOT_PLANNABLE`; raised again if the user gave a budget.
+        error: one of `NOT_PLANNABLE`, or that no plan meets the budget; raised again if the user gave a budget.
         replaced: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
     """
     if engine.settings.must_fit:

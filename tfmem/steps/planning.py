@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.errors import HostMemoryError, InfeasibleBudgetError
 from graph_passes.passes.offload.options import Effort
 from graph_passes.plan_file import Plan
 from graph_passes.refusals import Reason
@@ -85,8 +85,9 @@ def start(job: Job) -> Transition[StepState]:
     """Replace recurrent layers, then plan by estimate if there is a budget.
 
     Raises:
-        InfeasibleBudgetError, NoGradientError, UnknownShapeError, AlreadyOptimizedError, HostMemoryError,
-        SpillDirectoryError: see `graph_passes.errors`.
+        InfeasibleBudgetError, HostMemoryError, NoGradientError, UnknownShapeError: see `graph_passes.errors`; only if
+            the user gave a budget, or the step has regions.
+        AlreadyOptimizedError, SpillDirectoryError: see there.
     """
     state = _with_layers(job)
     if job.budget is None:
@@ -100,6 +101,8 @@ def start(job: Job) -> Transition[StepState]:
     except NOT_PLANNABLE as error:
         report = left_alone(job.engine, state.report, error, bool(job.trace.replacements.matches))
         return job.told(left(job, replace(state, report=report)))
+    except (InfeasibleBudgetError, HostMemoryError) as error:
+        return job.told(without_plan(job, state, error))
     except Exception as error:
         if not is_fault(error, reading):
             raise

@@ -8,10 +8,10 @@ from functools import partial
 from graph_passes.analysis.memory.simulate import uncounted
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Missed
-from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.errors import HostMemoryError, InfeasibleBudgetError
 from graph_passes.graph.ops import has_regions
 from graph_passes.passes.offload.plan import OffloadPlan
-from tfmem.runtime.faults import is_fault, left_by_fault
+from tfmem.runtime.faults import is_fault, left_alone, left_by_fault
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
@@ -142,8 +142,8 @@ def left(job: Job, state: StepState, event: Event = Event.UNWATCHED) -> Transiti
     return Transition(event, placed)
 
 
-def without_plan(job: Job, state: StepState, error: InfeasibleBudgetError) -> Transition[StepState]:
-    """What follows where no plan meets the budgets of a step of replicas, and none has to: it runs as it is.
+def without_plan(job: Job, state: StepState, error: InfeasibleBudgetError | HostMemoryError) -> Transition[StepState]:
+    """What follows where no plan meets the budget of each device, and none has to: the step runs unmodified.
 
     Args:
         job: the trace.
@@ -151,13 +151,13 @@ def without_plan(job: Job, state: StepState, error: InfeasibleBudgetError) -> Tr
         error: why there is no plan.
 
     Raises:
-        InfeasibleBudgetError: `error`, if the user gave a budget, or the step has regions: without these there is a
-            plan.
+        InfeasibleBudgetError, HostMemoryError: `error`, if the user gave a budget, or the step has regions: without
+            these there is a plan.
     """
-    if job.engine.settings.must_fit or has_regions(job.trace.step.graph):
+    if has_regions(job.trace.step.graph):
         raise error
-    notes = (*state.report.notes, f"memory was not planned: {error}")
-    return left(job, replace(state, report=replace(state.report, notes=notes)))
+    report = left_alone(job.engine, state.report, error, bool(job.trace.replacements.matches))
+    return left(job, replace(state, report=report))
 
 
 def left_unchanged(job: Job, state: StepState, error: Exception, peak: int | None) -> Transition[StepState]:

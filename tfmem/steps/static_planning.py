@@ -10,7 +10,7 @@ from graph_passes import pipeline, step_report
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.memory.workspace import squeezed
 from graph_passes.decision import FusionWhy
-from graph_passes.errors import InfeasibleBudgetError
+from graph_passes.errors import HostMemoryError, InfeasibleBudgetError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
 from graph_passes.graph.verify import verify_graph
@@ -91,7 +91,7 @@ def within_budget(
     graph: object | None = None,
 ) -> tuple[Made, Report]:
     """What `make` makes of the step that `read` reads, and its report; `unplanned` without a budget, and where the step
-    cannot be planned.
+    cannot be planned for the device's memory.
 
     Args:
         engine: budget and device.
@@ -103,7 +103,8 @@ def within_budget(
         graph: the `tf.Graph`, if there is one, which tells the most that the step may need where nothing else does.
 
     Raises:
-        InfeasibleBudgetError: no plan meets the budget, or planning failed and the step may need more than the budget.
+        InfeasibleBudgetError, HostMemoryError: no plan meets the user's budget, or planning failed and the step may
+            need more than that; or the host cannot hold what would move.
     """
     found = engine.settings.unplanned(name)
     engine.settings.require_used()
@@ -114,7 +115,7 @@ def within_budget(
         with shown(engine.settings.options.progress, lambda: f"planning a {name}"):
             step = read()
             return make(step)
-    except NOT_PLANNABLE as error:
+    except (*NOT_PLANNABLE, InfeasibleBudgetError, HostMemoryError) as error:
         return unplanned, left_alone(engine, found, error, replaced)
     except Exception as error:
         if not is_fault(error, reading=step is None):

@@ -85,7 +85,7 @@ class Contract:
 def _raise(promise: str, what: str, faults: Iterator[str]) -> None:
     fault = next(faults, None)
     if fault is not None:
-        raise ContractError(f"{promise} {what}; but {fault}; please report this")
+        raise ContractError(f"{promise} {what}; but {fault}: a bug in tfmem; please report this")
 
 
 def _ill_formed(graph: Graph) -> Iterator[str]:

@@ -145,7 +145,7 @@ def _size(given: str) -> int:
 
 
 def _flag(given: str) -> bool:
-    one_of("it", given, ("0", "1"))
+    one_of("value", given, ("0", "1"))
     return given == "1"
 
 
@@ -196,7 +196,14 @@ def merged(options: Options | None, memory_budget: Budgets, policy: str | None, 
         changes["offload"] = replace(offload, policy=policy)
     unknown = set(changes) - set(Options.__dataclass_fields__)
     if unknown:
+        nested: dict[str, Any] = {"offload": OffloadOptions, "fusion": FusionOptions, "recurrent": RecurrentOptions}
+        cures = [
+            f"; pass {name}=tfmem.{kind.__name__}({field}=...)"
+            for name, kind in nested.items()
+            for field in sorted(unknown & set(kind.__dataclass_fields__))
+        ]
         raise OptionsError(
             f"there is no option {', '.join(sorted(unknown))}; there are: {', '.join(Options.__dataclass_fields__)}"
+            f"{''.join(cures)}"
         )
     return replace(result, **changes) if changes else result

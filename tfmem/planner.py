@@ -86,7 +86,10 @@ def plan(
     if not max_batch:
         return found
     if not isinstance(batch, int) or found.budget is None:
-        raise OptionsError("the largest batch is searched for a budget, from a batch that is a number; give both")
+        raise OptionsError(
+            "max_batch is searched for a budget, from a batch that is a number; "
+            "pass budget (--memory-budget) and batch (--batch)"
+        )
     whole = most = largest_batch(lambda size: planner.planned(x, size, curve=False, splits="never"), batch)
     if planner.splits != "never":
         most = largest_divided_batch(lambda size: planner.planned(x, size, curve=False, splits="needed"), whole)

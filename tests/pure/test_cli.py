@@ -70,7 +70,7 @@ def test_report_refuses_what_is_none(content, message, tmp_path, capsys):
 def test_cache_counts_and_clears_its_own_and_nothing_else(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TFMEM_CACHE_DIR", str(tmp_path))
     assert cli.main(["cache"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: 0 profiles, 0 files of GPU kernels, 0 B\n"
+    assert capsys.readouterr().out == f"{tmp_path}: 0 files of profiles and plans, 0 files of GPU kernels, 0 B\n"
 
     names = ("profiles/ab/cd", "profiles/ab/x.tmp", "profiles/abc.json", "kernels/ab/cd")
     profile, unfinished, old, kernel = (tmp_path / name for name in names)
@@ -79,11 +79,13 @@ def test_cache_counts_and_clears_its_own_and_nothing_else(tmp_path, monkeypatch,
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("12345")
     assert cli.main(["cache"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: 3 profiles, 1 file of GPU kernels, 20 B\n"
+    assert capsys.readouterr().out == f"{tmp_path}: 3 files of profiles and plans, 1 file of GPU kernels, 20 B\n"
     assert profile.exists()
 
     assert cli.main(["cache", "--clear"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: 3 profiles, 1 file of GPU kernels, 20 B, deleted\n"
+    assert (
+        capsys.readouterr().out == f"{tmp_path}: 3 files of profiles and plans, 1 file of GPU kernels, 20 B, deleted\n"
+    )
     assert not any(path.exists() for path in (profile, unfinished, old, kernel))
     assert all(path.exists() for path in kept)
 

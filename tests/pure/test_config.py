@@ -208,6 +208,10 @@ def test_unknown_policy_and_pass_and_option():
         merged(Options(), None, "magic")
     with pytest.raises(OptionsError, match="no pass 'teleport'"):
         merged(Options(), None, None, passes=("teleport",))
+    with pytest.raises(
+        OptionsError, match=r"no option prefetch; .*; pass offload=tfmem.OffloadOptions\(prefetch=...\)"
+    ):
+        merged(None, None, None, prefetch="early")
     with pytest.raises(OptionsError, match="no option memory"):
         merged(Options(), None, None, memory=3)
 

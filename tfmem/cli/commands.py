@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,9 @@ def read_report(file: Path) -> Report:
         if '"plan_format"' in text[:200]:
             report = Plan.from_json(text).report
             if report is None:
-                raise ValueError(f"the plan in '{file}' meets no budget, so there is nothing to show")
+                raise ValueError(
+                    f"the plan in '{file}' meets no budget, so there is nothing to show; make one for a larger budget"
+                )
             return report
         return Report.from_json(text)
     except json.JSONDecodeError as error:
@@ -148,7 +150,7 @@ def _devices(options: argparse.Namespace) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
     found = []
     for name in device_names():
-        engine = make_engine(Options(device=name))
+        engine = make_engine(replace(Options.from_env(), device=name))
         target, link = engine.settings.target, engine.link
         if options.measure:
             from tfmem.measure import profile
@@ -217,7 +219,7 @@ def _cache(options: argparse.Namespace) -> None:
         counts = {"profiles": len(profiles), "kernels": len(kernels)}
         print_json({"directory": directory, **counts, "bytes": total, "deleted": bool(options.clear)})
         return
-    words = f"{many(len(profiles), 'profile')}, {many(len(kernels), 'file')} of GPU kernels"
+    words = f"{many(len(profiles), 'file')} of profiles and plans, {many(len(kernels), 'file')} of GPU kernels"
     print(f"{folder}: {words}, {size(total)}{', deleted' if options.clear else ''}")
 
 

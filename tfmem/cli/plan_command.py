@@ -142,7 +142,7 @@ def add_profile(commands: Any) -> argparse.ArgumentParser:
     """`tfmem profile`."""
     text = "run some steps on random data; print measured time and peak beside the predicted ones"
     command: argparse.ArgumentParser = commands.add_parser("profile", help=text, description=f"{text.capitalize()}.")
-    command.add_argument("source", metavar="SOURCE", help=FORMS)
+    command.add_argument("source", metavar="SOURCE", help="a .keras file, or module:name of a compiled Keras model")
     command.add_argument("--batch", type=int, required=True, help="examples in a step")
     command.add_argument("--memory-budget", help='"8GiB", bytes, or a fraction such as 0.5; default: none')
     command.add_argument("--steps", type=int, default=12, help="how many steps to run (12); at least 8")

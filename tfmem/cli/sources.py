@@ -29,11 +29,18 @@ def model_of(source: str) -> Any:
         return keras.models.load_model(path)
     module, colon, name = source.partition(":")
     if not colon or not name:
-        raise GraphError(f"'{source}' is no directory; expected {FORMS}")
+        raise GraphError(f"'{source}' does not exist, and is not module:name; expected {FORMS}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     module = module.removesuffix(".py").replace("/", ".")
-    found: Any = importlib.import_module(module)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and lacks another one
+        raise GraphError(
+            f"there is no module '{module}' in '{Path.cwd()}' or on Python's path; expected {FORMS}"
+        ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise GraphError(f"module '{module}' has no '{name}'; there are: {', '.join(_public(found))}")

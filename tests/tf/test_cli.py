@@ -54,7 +54,8 @@ def test_devices(capsys):
 
 def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_path):
     target = tmp_path / "smaller"
-    command = ["optimize", str(saved), "--memory-budget", "20MiB", "--output", str(target)]
+    copies = ["--policy", "autovm"]  # the default may recompute all, where copies are measured to be slow
+    command = ["optimize", str(saved), "--memory-budget", "20MiB", *copies, "--output", str(target)]
     done = run_python(["-m", "tfmem", *command], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{target}\n"
@@ -99,7 +100,8 @@ def test_optimize_refuses_what_is_no_saved_model(tmp_path, capsys):
     assert "is not a SavedModel" in capsys.readouterr().err
 
 
-def test_plan_a_saved_model_and_carry_it_out(saved, tmp_path, capsys):
+def test_plan_a_saved_model_and_carry_it_out(saved, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFMEM_POLICY", "autovm")  # the default may recompute all, where copies are measured to be slow
     plan, target = tmp_path / "plan.json", tmp_path / "planned"
     command = ["plan", str(saved), "--memory-budget", "20MiB", "--no-curve", "--output", str(plan)]
     assert cli.main(command) == 0
@@ -138,8 +140,17 @@ def test_plan_and_profile_a_model_of_a_program(tmp_path, monkeypatch, capsys):
     assert written - {"__pycache__"} == {"program_of_cli_test.py", "curve.png"}  # nothing else
     assert cli.main(["plan", "program_of_cli_test:network"]) == 1
     assert "has no 'network'; there are: keras, model" in capsys.readouterr().err
-    assert cli.main(["plan", "nothing"]) == 1
-    assert "expected a SavedModel, a .keras file, or module:name" in capsys.readouterr().err
+    for source, found in (
+        ("nothing", "'nothing' does not exist"),
+        ("nothing.at_all:model", "no module 'nothing.at_all'"),
+    ):
+        assert cli.main(["plan", source]) == 1
+        told = capsys.readouterr().err
+        assert found in told
+        assert "expected a SavedModel, a .keras file, or module:name" in told
+    (tmp_path / "lacks_of_cli_test.py").write_text("import not_there_of_cli_test\n")
+    assert cli.main(["plan", "lacks_of_cli_test:model"]) == 1
+    assert "No module named 'not_there_of_cli_test'" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_planning(monkeypatch, capsys):

@@ -2,7 +2,7 @@
 
 A reshape of `[4, 16, 32]` to `[64, 32]` is read at `a0/16 a0%16 a1`. If the kernel computes in the first shape, too,
 that is everything computed twice; with axes of 4 and 16 positions in place of the one of 64 it is the same. What lies
-side by side all the same becomes one axis again (`collapse.py`).
+side by side all the same becomes one axis again (`custom_ops/expr/collapse.py`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The eight passes, a folder each: `plan.py` decides, `apply.py` edits the graph as the plan says."""
+"""The eight passes, a folder each: `plan.py` decides, `apply.py` turns the plan into rewrites."""

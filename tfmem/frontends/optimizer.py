@@ -42,10 +42,7 @@ def avm_gradients(
     Raises:
         GraphError: called eagerly.
         OptionsError: an argument is of the wrong type.
-        raise NoGradientError(
-            f"'{loss.name}' depends on none of the {len(list(variables))} variables ({names}, ...); "
-            "pass variables that the loss reads"
-        )
+        NoGradientError: the loss depends on none of the variables.
         BudgetError: see `tfmem.optimize`.
     """
     if tf.executing_eagerly():

@@ -224,7 +224,7 @@ class ManagedStep:
             result = call_traced(state.function, args, kwargs)
             state.work.begin()
             return result
-        if state.phase.is_final or is_recorded(self._given, args, kwargs):  # by a tape: then the original runs
+        if state.phase.is_final or is_recorded(self._given, args, kwargs):  # by a tape: its gradient is the original's
             return call_traced(state.function, args, kwargs)
         if state.phase.is_beside:
             return self._beside(args, kwargs)

@@ -86,13 +86,13 @@ class Event(enum.Enum):
     RAN = "it ran"
     DISTURBED = "another call was measured meanwhile"
     IMPATIENT = "three calls could not be measured"
-    SHORT = "out of memory, and there is another plan"
+    SHORT = "out of memory, and there is another plan, or more memory for this one"
     NEXT = "there is a plan to try"
     BESIDE = "a thread makes the plan to try"
     DIVIDED = "no plan meets the budget, and parts will run on pieces of the batch"
     OVER = "over the budget, and there is a tighter plan"
     MISJUDGED = "over the budget, though by estimates it fits"
-    WITHIN = "three calls were checked"
+    WITHIN = "enough calls were checked"
     SOLVES = "a thread solves the integer program"
     DIVIDES = "parts may be faster on pieces of the batch"
     STAYS = "fusion is decided without timing, or not asked for"
@@ -251,7 +251,8 @@ class StepMachine(Generic[S]):
         wanted = TABLE[before].get(move.event)
         if wanted is not after:
             expected = "no such event there" if wanted is None else f"that leads to {wanted.value}"
-            raise TransitionError(f"{self.name}: {before.value} --{move.event.name}--> {after.value}: {expected}")
+            found = f"{before.value} --{move.event.name}--> {after.value}"
+            raise TransitionError(f"internal error in tfmem: {self.name}: {found}: {expected}; please report this")
         _LOG.debug("%s: %s --%s--> %s", self.name, before.value, move.event.name, after.value)
         self.state = move.state
         return move.state

@@ -12,7 +12,7 @@ Growing sets edge by edge meets such cycles one at a time. Instead each op gets 
     _running_together               sets of nodes of which all run whenever one does
     partition_graph                 candidates, and the steps of each: kernels, calls, views (`partition/partition.py`)
     _planned                        each candidate lowered to a `Region`, with its kernels: a `RegionPlan`
-    _alike                          of replicas whose variables have to stay equal, equal regions (`replicas.py`)
+    _alike                          of replicas whose variables have to stay equal, equal regions (`equal_kernels.py`)
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Needs:
         beside: times the library's products (see `Beside`); None: none may be timed.
         mirrored: whether variables of several devices have to stay equal, so that equal kernels must update them.
         at_once: regions whose kernels are made at a time: others compile while this process lowers the next one.
-        segments: a memory budget follows: no region may hold nodes of two segments (see `segments.py`), nor reads of
-            variables, nor memory while it does not run. None: there is no budget.
+        segments: a memory budget follows: no region may hold nodes of two segments (see `schedule_segments.py`), nor
+            reads of variables, nor memory while it does not run. None: there is no budget.
     """
 
     device: KernelDevice

@@ -6,7 +6,7 @@ where a device was measured to be faster so. Such are an attention's queries, ke
     x^T dq, x^T dk, x^T dv             = the columns of x^T [dq dk dv]
 
 Weights are variables, which lie apart, so that they are copied for it; what a kernel makes it can write side by side.
-Small products are not merged here: a kernel multiplies those of one operand without a copy (`mixed.py`).
+Small products are not merged here: a kernel multiplies those of one operand without a copy (`fuse/partition/mixed.py`).
 
 The hard case: three products and their gradients share one copy, which pays only if all of them are merged.
 

@@ -15,7 +15,7 @@ The hard case: two gaps of which one is enough, and a copy back that comes too e
 
 Policy `autovm` is Chen's (MASc thesis, Toronto 2020, section 3.3):
 
-    which      outputs of forward ops that are large enough and not used again soon (Listing 3.1): here
+    which      outputs of forward ops that are large enough and not used again soon (Listing 3.1): `selection`
     when       after the last forward use, and back in time (Listings 3.2 to 3.4): `placement`
 
 and beyond it: any gap in any buffer's life is a candidate, not only the one between a forward and a backward use; the

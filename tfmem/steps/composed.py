@@ -201,7 +201,7 @@ def gave_up(state: Composing, error: Exception) -> Transition[StepState]:
 
 
 def decided(state: Composing, report: Report, function: Any) -> Transition[StepState]:
-    """What follows once the memory of the step with regions is settled.
+    """What follows once the memory of the step with regions is settled. What is called `given` is without regions.
 
     Args:
         state: with the step.

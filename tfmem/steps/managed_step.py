@@ -57,7 +57,7 @@ _runs = itertools.count(1)
 
 
 class ManagedStep:
-    """One trace of a function, run under a budget. Calls are as to the trace itself."""
+    """One trace of a function, with what tfmem makes of it. Calls are as to the trace itself."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ManagedStep:
         elsewhere: str = "",
         trace: Trace | None = None,
     ) -> None:
-        """Plan by estimate.
+        """Plan the trace: by estimates, or by a plan or a profile that is known.
 
         Args:
             concrete: the trace, a `ConcreteFunction`.

@@ -83,14 +83,14 @@ class PlanSearch:
         known: profiles of the step.
         observed: whether the costs come from a profile.
         dry_run: whether calls with probes write no variable, so that the step has to be run again.
-        seen: the timeline, by what was measured; None before.
-        lower: the timeline with the least that the step may take by what was measured; None before, and on a GPU.
-        plans: what may be tried, by what was measured; None before.
+        seen: the timeline, by what was measured; None until the step was observed.
+        lower: the timeline with the least that the step may take by what was measured; None until then, and on a GPU.
+        plans: what may be tried, by what was measured; None until then.
         trials: plans that were run.
         observed_trial: the observed step, if its plan could stay.
         tried: what plans did that were built.
         roomy: whether the first plan runs in all of the device's memory, since it ran out of its budget's.
-        stays: what was checked, and runs again unless a solver's plan, which is tried, is better; None before.
+        stays: what was checked, and runs again unless a solver's plan, which is tried, is better; None until then.
         solved: plans of the solver's that were tried.
         within: the observed call, if it kept within the budget; None otherwise, and before.
         began: what trains between trials, each of which is a dry run in a later call; None where there is none.

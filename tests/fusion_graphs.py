@@ -167,7 +167,7 @@ def run_plan(graph: Graph, op_patterns: Mapping[str, NodePattern], plan: Partiti
 def _needs(graph: Graph, op_patterns: Mapping[str, NodePattern], name: str, inside: bool) -> set[str]:
     node = graph[name]
     constant = op_patterns[name].pattern is OpPattern.CONSTANT
-    read = read_by(graph, op_patterns, node) if inside and not constant else node.inputs
+    read = read_by(op_patterns, node) if inside and not constant else node.inputs
     return {tensor.node for tensor in read} | set(waited(graph, node) if inside else node.control)
 
 

@@ -67,7 +67,7 @@ class Dependences:
         return Dependences(tuple(tuple(place[p] for p in self.before[number] if p in place) for number in members))
 
 
-def read_by(graph: Graph, op_patterns: Mapping[str, NodePattern], node: Node) -> list[TensorId]:
+def read_by(op_patterns: Mapping[str, NodePattern], node: Node) -> list[TensorId]:
     """The tensors whose numbers reach `node` in a region, handles of variables among them.
 
     What only says axes or a shape does not, nor does a constant, which a kernel holds itself.
@@ -116,7 +116,7 @@ def dependences(
     before: list[tuple[int, ...]] = []
     for name in order:
         node = graph[name]
-        read = node.inputs if name in whole else read_by(graph, op_patterns, node)
+        read = node.inputs if name in whole else read_by(op_patterns, node)
         found = {place[tensor.node] for tensor in read} | {place[control] for control in waited(graph, node)}
         before.append(tuple(sorted(found)) if node.op != "NoOp" else ())
     for names in together:

@@ -62,7 +62,7 @@ def kernels(pattern: Pattern, sizes: Sequence[int], laid_out: Iterable[RowLayout
     seen: set[PatternConfiguration] = set()
     groups = components(pattern)
     writers = [Templates(pattern, sizes, groups, layout) for layout in laid_out]
-    for stitching, templates in product(_stitchings(pattern, sizes, groups), writers):
+    for stitching, templates in product(_stitchings(sizes, groups), writers):
         layout = templates.layout
         for tile in tiles(pattern, sizes, layout.threads) if pattern.tiles else [None]:
             template = templates.text(stitching, tile)
@@ -161,7 +161,7 @@ def _whole_inputs(pattern: Pattern, root: Root) -> set[int]:
     }
 
 
-def _stitchings(pattern: Pattern, sizes: Sequence[int], groups: Sequence[Sequence[Root]]) -> list[Stitching]:
+def _stitchings(sizes: Sequence[int], groups: Sequence[Sequence[Root]]) -> list[Stitching]:
     candidates = [_candidates(sizes, group) for group in groups]
     best = tuple(found[0] for found in candidates)
     others = [

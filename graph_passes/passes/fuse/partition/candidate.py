@@ -133,7 +133,7 @@ def candidate_of(
         elif op_pattern.pattern is OpPattern.VIEW:
             memory[TensorId(name), False] = number(node.inputs[op_pattern.operands[0]])
         variables = {node.inputs[place] for place in (*op_pattern.reads, *op_pattern.writes)}
-        read = [tensor for tensor in read_by(graph, op_patterns, node) if tensor not in variables]
+        read = [tensor for tensor in read_by(op_patterns, node) if tensor not in variables]
         held = [number(node.inputs[place], True) for place in op_pattern.reads]
         given = [number(node.inputs[place], True) for place in op_pattern.writes]
         uses.append(tuple(dict.fromkeys([*map(number, read), *held])))
@@ -160,7 +160,7 @@ def _edges(
     after: list[list[int]] = [[] for _ in members]
     for number, name in enumerate(members):
         node = graph[name]
-        used = node.inputs if op_patterns[name].pattern is OpPattern.CONSTANT else read_by(graph, op_patterns, node)
+        used = node.inputs if op_patterns[name].pattern is OpPattern.CONSTANT else read_by(op_patterns, node)
         found = {place.get(tensor.node, -1) for tensor in used}
         found |= {place.get(control, -1) for control in waited(graph, node)}
         before.append(found - {-1})

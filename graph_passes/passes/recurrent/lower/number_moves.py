@@ -60,11 +60,11 @@ def _joined(reader: NumberReader, node: Node, tensor: TensorId) -> Row:
     batch = max(row.batch for row in rows)
     if axis == batch or any(row.batch not in (batch, -1) for row in rows):
         raise Unreadable(Reason.CELL_JOIN.of(node))
-    arrays = [_repeated(reader, row, batch, source) for row, source in zip(rows, node.inputs[:-1], strict=True)]
+    arrays = [_repeated(row, batch) for row in rows]
     return Row(np.concatenate(arrays, axis - (0 <= batch < axis)), batch)
 
 
-def _repeated(reader: NumberReader, row: Row, batch: int, source: TensorId) -> Numbers:
+def _repeated(row: Row, batch: int) -> Numbers:
     """The numbers of one row, of a value that has the dimension of the batch, and all rows alike."""
     if row.batch >= 0 or batch < 0:
         return row.numbers
@@ -76,7 +76,7 @@ def _stacked(reader: NumberReader, node: Node, tensor: TensorId) -> Row:
     axis = integer(node.attrs.get("axis", 0)) % rank
     rows = [reader.row(source, rank - 1) for source in node.inputs]
     batch = max(row.batch for row in rows)
-    arrays = [_repeated(reader, row, batch, source) for row, source in zip(rows, node.inputs, strict=True)]
+    arrays = [_repeated(row, batch) for row in rows]
     after = batch + 1 if batch >= 0 and axis <= batch else batch
     return Row(np.stack(arrays, axis - (0 <= after < axis)), after)
 
@@ -106,19 +106,17 @@ def _sliced(reader: NumberReader, node: Node, tensor: TensorId) -> Row:
     if node.op == "Slice":
         begin, size = (reader.constant(node.inputs[place]).tolist() for place in (1, 2))
         ranges: list[Any] = [slice(b, None if s == -1 else b + s) for b, s in zip(begin, size, strict=True)]
-        return _cut(reader, node, row, shape, ranges)
+        return _cut(node, row, shape, ranges)
     axes = slices.axes(reader.body, node)
     if axes is None or any(isinstance(end, TensorId) for axis in axes for end in (axis.begin, axis.end)):
         raise Unreadable(Reason.PART_RANGE.of(node))
     if any(axis.new for axis in axes):
-        return _with_axes(reader, node, row, shape, axes)
+        return _with_axes(node, row, axes)
     ranges = [axis.begin if axis.single else slice(axis.begin, axis.end, axis.step) for axis in axes]
-    return _cut(reader, node, row, shape, ranges)
+    return _cut(node, row, shape, ranges)
 
 
-def _with_axes(
-    reader: NumberReader, node: Node, row: Row, shape: tuple[int | None, ...], axes: Sequence[slices.Axis]
-) -> Row:
+def _with_axes(node: Node, row: Row, axes: Sequence[slices.Axis]) -> Row:
     """A slice that inserts axes, and takes everything of all others."""
     if not all(axis.new or axis.whole for axis in axes):
         raise Unreadable(Reason.PART_RANGE.of(node))
@@ -134,7 +132,7 @@ def _with_axes(
     return Row(numbers, batch)
 
 
-def _cut(reader: NumberReader, node: Node, row: Row, shape: tuple[int | None, ...], ranges: Sequence[Any]) -> Row:
+def _cut(node: Node, row: Row, shape: tuple[int | None, ...], ranges: Sequence[Any]) -> Row:
     ranges = [*ranges, *[slice(None)] * (len(shape) - len(ranges))]
     if row.batch >= 0:
         whole = ranges[row.batch]

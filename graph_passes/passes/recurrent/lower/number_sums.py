@@ -25,14 +25,12 @@ def _reduced(reader: NumberReader, node: Node, tensor: TensorId) -> Row:
     row, rank = reader.operand(node), len(reader.hoister.shape(node.inputs[0]))
     axes = reader.axes(row, node.inputs[1], node, rank)
     keep = boolean(node.attrs.get("keep_dims"))
-    found = _along(reader, row.numbers, axes, _reduction(reader, node.op), keep)
+    found = _along(row.numbers, axes, _reduction(reader, node.op), keep)
     below = sum(int(axis) % rank < row.batch for axis in reader.constant(node.inputs[1]).reshape(-1))
     return Row(found, row.batch if keep or row.batch < 0 else row.batch - below)
 
 
-def _along(
-    reader: NumberReader, numbers: Numbers, axes: tuple[int, ...], reduction: Callable[[list[int]], int], keep: bool
-) -> Numbers:
+def _along(numbers: Numbers, axes: tuple[int, ...], reduction: Callable[[list[int]], int], keep: bool) -> Numbers:
     rest = [axis for axis in range(numbers.ndim) if axis not in axes]
     count = prod(numbers.shape[axis] for axis in axes)
     flat = np.transpose(numbers, [*rest, *axes]).reshape(-1, count)
@@ -73,10 +71,10 @@ def _softmax(reader: NumberReader, node: Node, tensor: TensorId) -> Row:
     if row.batch == len(reader.hoister.shape(tensor)) - 1:
         raise Unreadable(Reason.ROWS_UNALIKE.of(node))
     axes = (row.numbers.ndim - 1,)
-    most = _along(reader, row.numbers, axes, _reduction(reader, "Max"), True)
+    most = _along(row.numbers, axes, _reduction(reader, "Max"), True)
     centred = each(lambda a, b: build.apply("subtract", a, b), row.numbers, most)
     powers = each(lambda a: build.apply("exp", a), centred)
-    total = _along(reader, powers, axes, _reduction(reader, "Sum"), True)
+    total = _along(powers, axes, _reduction(reader, "Sum"), True)
     if node.op == "Softmax":
         return Row(each(lambda a, b: build.apply("divide", a, b), powers, total), row.batch)
     logs = each(lambda a: build.apply("log", a), total)
@@ -97,7 +95,7 @@ def _largest(reader: NumberReader, node: Node, tensor: TensorId) -> Row:
         return found
 
     axis = int(reader.constant(node.inputs[1]).reshape(())) % rank
-    return Row(_along(reader, row.numbers, axes, index, False), row.batch - (axis < row.batch))
+    return Row(_along(row.numbers, axes, index, False), row.batch - (axis < row.batch))
 
 
 def _taken(reader: NumberReader, node: Node, tensor: TensorId) -> Row:

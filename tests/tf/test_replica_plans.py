@@ -250,7 +250,6 @@ def test_regions_without_a_plan_are_refused_where_a_step_without_them_is_left(mu
             mock.patch.object(planning, "undivided", return_value=""),
             mock.patch.object(planning, "plan_replicas", side_effect=refused),
             mock.patch.object(settling, "left") as left,
-            mock.patch.object(settling, "left_alone", side_effect=refused if must_fit else None),
             mock.patch.object(settling, "replace"),
             pytest.raises(InfeasibleBudgetError) if must_fit or regions else nullcontext(),
         ):

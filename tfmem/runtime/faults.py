@@ -113,11 +113,14 @@ def left_alone(engine: Engine, report: Report, error: TfmemError, replaced: bool
     if engine.settings.must_fit:
         raise error
     if not replaced:
-        told = f"{report.graph} is left unchanged, its memory was not planned: {error}"
-        engine.notices.warn(
-            "not planned", told, "to leave its memory to TensorFlow, pass passes=('recurrent', 'fusion')"
-        )
+        warn_of_no_plan(engine, report.graph, error)
     return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
+
+
+def warn_of_no_plan(engine: Engine, name: str, error: TfmemError) -> None:
+    """Warn that the memory of a step is not planned, because of `error`."""
+    told = f"{name} is left unchanged, its memory was not planned: {error}"
+    engine.notices.warn("not planned", told, "to leave its memory to TensorFlow, pass passes=('recurrent', 'fusion')")
 
 
 def left_to_tensorflow(engine: Engine, why: str) -> Engine:

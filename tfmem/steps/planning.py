@@ -11,7 +11,7 @@ from graph_passes.plan_file import Plan
 from graph_passes.refusals import Reason
 from tfmem.budgets import DeviceBudgets
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
+from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone, warn_of_no_plan
 from tfmem.steps import known_moves, solving
 from tfmem.steps.agreement import agreed, meets_others
 from tfmem.steps.given_plan import DIVIDED, NOT_DIVIDED, OTHER_INPUTS, by_plan, of_call, of_graph, require_same
@@ -102,7 +102,11 @@ def start(job: Job) -> Transition[StepState]:
         report = left_alone(job.engine, state.report, error, bool(job.trace.replacements.matches))
         return job.told(left(job, replace(state, report=report)))
     except (InfeasibleBudgetError, HostMemoryError) as error:
-        return job.told(without_plan(job, state, error))
+        if job.waits:  # all workers have to know of it
+            raise
+        move = without_plan(job, state, error)
+        warn_of_no_plan(job.engine, job.trace.name, error)
+        return job.told(move)
     except Exception as error:
         if not is_fault(error, reading):
             raise

@@ -11,7 +11,7 @@ from graph_passes.decision import Missed
 from graph_passes.errors import HostMemoryError, InfeasibleBudgetError
 from graph_passes.graph.ops import has_regions
 from graph_passes.passes.offload.plan import OffloadPlan
-from tfmem.runtime.faults import is_fault, left_alone, left_by_fault
+from tfmem.runtime.faults import is_fault, left_by_fault
 from tfmem.steps.job import Job
 from tfmem.steps.known_profiles import KnownProfiles
 from tfmem.steps.phases import Event, Transition
@@ -154,10 +154,10 @@ def without_plan(job: Job, state: StepState, error: InfeasibleBudgetError | Host
         InfeasibleBudgetError, HostMemoryError: `error`, if the user gave a budget, or the step has regions: without
             these there is a plan.
     """
-    if has_regions(job.trace.step.graph):
+    if job.engine.settings.must_fit or has_regions(job.trace.step.graph):
         raise error
-    report = left_alone(job.engine, state.report, error, bool(job.trace.replacements.matches))
-    return left(job, replace(state, report=report))
+    notes = (*state.report.notes, f"memory was not planned: {error}")
+    return left(job, replace(state, report=replace(state.report, notes=notes)))
 
 
 def left_unchanged(job: Job, state: StepState, error: Exception, peak: int | None) -> Transition[StepState]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from custom_ops.background import go_on
 from graph_passes.analysis.cost.folded import folded
 from graph_passes.analysis.memory.chains import SMALLEST_MOVED
+from graph_passes.analysis.memory.replica_step import are_one_device
 from graph_passes.analysis.memory.simulate import Link
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Decision
@@ -80,7 +81,7 @@ def split_step(
     if options.split == "never":
         return Reason.SPLIT_NEVER()
     devices = sorted({node.device for node in step.graph if node.device})
-    if step.shared or len(devices) > 1:
+    if step.shared or not are_one_device(devices):
         return Reason.SPLIT_SHARED(detail=step.shared or ", ".join(devices))
 
     def trial(plan: SplitPlan) -> SplitEstimate:

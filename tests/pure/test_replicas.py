@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from graph_passes.analysis.memory.replica_step import shared_by
+from graph_passes.analysis.memory.replica_step import are_one_device, shared_by
 from graph_passes.graph import ops
 
 
@@ -40,3 +40,21 @@ def test_ops_of_another_replica(name: str) -> None:
 )
 def test_a_step_by_itself(nodes: list[Placed]) -> None:
     assert not shared_by(nodes)
+
+
+TASK = "/job:localhost/replica:0/task:0"
+
+
+@pytest.mark.parametrize(
+    ("names", "one"),
+    [
+        ([], True),
+        (["/device:CPU:0", TASK, f"{TASK}/device:CPU:0", "/cpu:0", "/device:CPU:*", "/device:CPU"], True),
+        (["/device:CPU:0", "/device:CPU:1"], False),
+        (["/device:CPU:0", "/device:GPU:0"], False),
+        (["/task:0", "/task:1/device:CPU:0"], False),
+        (["/job:worker", "/job:ps"], False),
+    ],
+)
+def test_names_in_part_are_of_one_device_unless_they_differ(names: list[str], one: bool) -> None:
+    assert are_one_device(names) is one

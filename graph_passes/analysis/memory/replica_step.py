@@ -24,6 +24,20 @@ class DeviceNode(Protocol):
     def device(self) -> str: ...
 
 
+def are_one_device(names: Iterable[str]) -> bool:
+    """Whether names of devices, in full or in part, can all be of one: "/device:CPU:0" and "/job:localhost/task:0"."""
+    known: dict[str, str] = {}
+    for name in names:
+        for part in name.split("/"):
+            kind, _, number = part.removeprefix("device:").partition(":")
+            of_worker = kind in ("job", "replica", "task")
+            said = {kind: number} if of_worker else {"kind": kind.upper(), "number": number}
+            for field, value in said.items():
+                if value not in ("", "*") and known.setdefault(field, value) != value:
+                    return False
+    return True
+
+
 def shared_by(nodes: Iterable[DeviceNode]) -> str:
     """What ties a step to other replicas of it, in words; "" if nothing does.
 

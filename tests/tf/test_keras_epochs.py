@@ -100,3 +100,22 @@ def test_predictions_of_data_of_unknown_length() -> None:
     expected = model.predict(data, verbose=0)
     tfmem.optimize(model)
     np.testing.assert_allclose(model.predict(data, verbose=0), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("package", [keras, tf_keras], ids=lambda package: package.__name__)
+def test_a_report_says_that_steps_of_an_execution_run_one_by_one(package: Any) -> None:
+    found = {}
+    for steps in (1, 4):
+        package.utils.set_random_seed(3)
+        model = package.Sequential([package.layers.Dense(8, activation="tanh"), package.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        tfmem.optimize(model, memory_budget="1GiB", cache_directory="")
+        x = np.arange(96, dtype=np.float32).reshape(24, 4) / 96
+        model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+        told = [note for note in tfmem.report(model).notes if "one by one" in note]
+        assert told == ["the 4 steps of an execution run one by one, with the results of one step per execution"] * (
+            steps > 1
+        )
+        found[steps] = [np.asarray(each) for each in model.get_weights()]
+    for one, four in zip(found[1], found[4], strict=True):
+        np.testing.assert_array_equal(one, four)

@@ -105,6 +105,9 @@ class ModelFunction:
     def report(self) -> Report:
         """See `OptimizedFunction.report`."""
         found = self._step.report if self._step.traced else self._engine.settings.unplanned(self._engine.settings.label)
+        if not self._untouched and (steps := keras_functions.steps_per_execution(self._model)) > 1:
+            one_by_one = f"the {steps} steps of an execution run one by one, with the results of one step per execution"
+            found = replace(found, notes=(*found.notes, one_by_one))
         suffix = suffix_of(str(self._model.name), found.named_ops())
         layers = (f"{layer.name}{suffix}" for layer in getattr(self._model, "layers", ()))  # also those without ops
         return replace(found, function=self.name, scope_suffix=suffix, scopes=(*found.scopes, *layers))

@@ -5,6 +5,7 @@ Code compares members and never their texts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -125,3 +126,8 @@ class Missed(str):
     def once(self) -> str:
         """The text for a step that has met its budget since."""
         return f"over budget (while plans were tried, not since){self.how}"
+
+
+def met_since(notes: Iterable[str]) -> tuple[str, ...]:
+    """The notes of a step that has met its budget since they were written."""
+    return tuple(note.once if isinstance(note, Missed) else note for note in notes)

@@ -7,17 +7,21 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes.decision import Missed
+from graph_passes.report import Report
 from tests.tf.memory_in_use import in_use
 from tests.tf.optimized_runs import SPARE, bits
 from tests.tf.test_step_machine import step_in
 from tfmem.api import make_engine, optimize_with
 from tfmem.runtime.measured_call import Meter
-from tfmem.steps.checking import REPLANS
+from tfmem.steps.checking import REPLANS, _checked
+from tfmem.steps.states import Checking
 
 CALLS = 30
 KIB = 1 << 10
@@ -108,3 +112,11 @@ def test_a_step_that_fits_by_estimates_alone_is_measured(new_net: Any, batch: An
     assert runs is meters.ran[1]
     report = tfmem.report(function)
     assert report.peak_measured == (1 << 30) - 400 * KIB + report.peak_uncounted
+
+
+def test_a_note_of_a_budget_that_was_met_since_is_told_once() -> None:
+    missed, job = Missed.of(" by 7 bytes"), mock.MagicMock(limit=10)
+    report = Report("f", "CPU", "optimal", "moved", peak_before=8, peak_predicted=8, notes=(missed,))
+    state = Checking(function=1, report=report, notes=(missed,), peaks=(9, 9), timeline=None, plan=None)
+    left = _checked(job, state, 9 - state.uncounted).state
+    assert left.report.notes == (missed.once,)

@@ -186,6 +186,8 @@ def test_without_any_within_the_budget_the_nearest_is_kept_and_said():
     best, notes = best_trial([trial(10, 13, 1.0), trial(9, 12, 2.0)], 10)
     assert best.seen.peak == 12
     assert "OVER BUDGET by 2 bytes" in notes[0]
+    best, _ = best_trial([trial(10, 12, 3.0), trial(9, 12, 2.0)], 10)
+    assert best.seen.step_seconds == 2.0
 
 
 def test_choose_needs_a_trial():

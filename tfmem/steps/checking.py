@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from custom_ops.errors import TfmemError
 from graph_passes.analysis.memory.timeline import Timeline
-from graph_passes.decision import Missed
+from graph_passes.decision import met_since
 from graph_passes.passes.offload.plan import OffloadPlan, tighter
 from tfmem.steps import known_moves, solving
 from tfmem.steps.job import Job
@@ -52,7 +52,8 @@ def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     peak += state.uncounted
     state = replace(state, peaks=(*state.peaks, peak))
     if peak > job.limit and state.by_estimates and state.plan is not None and state.timeline is not None:
-        return _misjudged(job, state, state.timeline, state.plan)
+        if state.plan.ordered:  # else a probe has no place
+            return _misjudged(job, state, state.timeline, state.plan)
     if peak > job.limit and state.replans <= REPLANS:
         if state.nearest is None or max(state.nearest.peaks) > max(state.peaks):
             state = replace(state, nearest=replace(state, nearest=None))
@@ -64,7 +65,8 @@ def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     if len(state.peaks) < CHECKS:
         return Transition(Event.RAN, state)
     if max(state.peaks) <= job.limit:
-        state = replace(state, notes=tuple(note.once if isinstance(note, Missed) else note for note in state.notes))
+        report = replace(state.report, notes=met_since(state.report.notes))
+        state = replace(state, notes=met_since(state.notes), report=report)
     report = replace(state.report, notes=tuple(dict.fromkeys((*state.notes, *state.report.notes))))
     planned = state.function is not job.trace.base
     state = replace(state, report=checked(report, state.peaks, job.limit, planned))

@@ -181,6 +181,8 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
             raise error.with_split(str(refused)) from error
         return begun(job, state, budget)
     engine.memory.require_host_room(timeline, least)
+    if engine.settings.observes and not least.ordered:  # all that is large is within branches: a probe has no place
+        return settle(job, state, timeline, least)
     if engine.settings.options.observe:
         engine.memory.separate(trace.concrete.variables)
     known = KnownProfiles(engine, trace, job.others)

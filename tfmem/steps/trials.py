@@ -15,7 +15,7 @@ from graph_passes.analysis.memory.fragmentation import Room, without_workspace
 from graph_passes.analysis.memory.observe import Observation
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.memory.workspace import SLOWER
-from graph_passes.decision import Missed
+from graph_passes.decision import Missed, met_since
 from graph_passes.errors import BudgetError, InfeasibleBudgetError
 from graph_passes.passes.offload.options import Effort
 from graph_passes.passes.offload.plan import OffloadPlan, tighter
@@ -283,7 +283,7 @@ def best_trial(trials: Sequence[Trial], budget: int) -> tuple[Trial, list[str]]:
     if number is not None:
         best = met[number]
     else:
-        best = min(trials, key=lambda trial: trial.seen.peak)
+        best = min(trials, key=lambda trial: (trial.seen.peak, trial.seen.step_seconds))
         notes.append(Missed.of(f" by {best.seen.peak - budget:,} bytes: no plan that was tried stayed within it"))
     if len(trials) > 1:
         tried = ", ".join(
@@ -312,5 +312,5 @@ def checked(report: Report, peaks: Sequence[int], budget: int, planned: bool) ->
         notes.append(Missed.of(f" by {peak - budget:,} bytes, in steps that were not profiled"))
         notes += report.notes
     else:
-        notes += [note.once if isinstance(note, Missed) else note for note in report.notes]
+        notes += met_since(report.notes)
     return replace(measured(report, peak), notes=tuple(notes))

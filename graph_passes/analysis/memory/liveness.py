@@ -298,10 +298,10 @@ def refuse_open(graph: Graph, timeline: Timeline, of_data: Container[TensorId]) 
         unknown = [index for index, dim in enumerate(shape) if dim is None]
         found = f"dimension {', '.join(map(str, unknown))} of shape {_text(shape)} is unknown"
     inputs = ", ".join(f"'{name}' {_text(shape)}" for name, shape in given.items())
+    wanted = ", ".join(f"{name!r}: (...)" for name in given)
     raise UnknownShapeError(
         f"cannot plan memory for '{root}' ({graph[root.node].op}): {found}. Inputs with unknown dimensions: {inputs}. "
-        f"Give their static shapes, optimize(..., input_shapes={{{next(iter(given))!r}: (...)}}), or an input "
-        "signature without None"
+        f"Give their static shapes, optimize(..., input_shapes={{{wanted}}}), or an input signature without None"
     )
 
 

@@ -51,9 +51,9 @@ def watched(job: Job, state: Checking, peak: int | None) -> Transition[StepState
 def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     peak += state.uncounted
     state = replace(state, peaks=(*state.peaks, peak))
-    if peak > job.limit and state.by_estimates and state.plan is not None and state.timeline is not None:
-        if state.plan.ordered:  # else a probe has no place
-            return _misjudged(job, state, state.timeline, state.plan)
+    plan, timeline = state.plan, state.timeline
+    if peak > job.limit and state.by_estimates and plan is not None and plan.ordered and timeline is not None:
+        return _misjudged(job, state, timeline, plan)
     if peak > job.limit and state.replans <= REPLANS:
         if state.nearest is None or max(state.nearest.peaks) > max(state.peaks):
             state = replace(state, nearest=replace(state, nearest=None))

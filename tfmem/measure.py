@@ -36,9 +36,9 @@ REPEATS = 9
 ROUNDS = 1000  # of two processes that wake each other
 CHAIN = 200  # small ops, one behind the other
 KERNELS = 32  # of a region
+DOUBLED = "program 1\naxes 0\ntensor float32 1\ninput 0 a0\nadd 0 0\noutput 1 0\n"
 WAKE_NS = 1.8e4  # `wake_ns` on a machine like that of custom_ops/devices/cpu.json: the median of 15 calls, all idle
 # Costs of threads grow with what it takes to wake one, the others with what a multiplication takes.
-DOUBLED = "program 1\naxes 0\ntensor float32 1\ninput 0 a0\nadd 0 0\noutput 1 0\n"
 OF_THREADS = frozenset({"thread_ns", "waking_ns", "shared_phase_ns", "dealt_products_ns", "dealt_share_ns", "claim_ns"})
 
 

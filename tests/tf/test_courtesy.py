@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfmem
+from tests.tf.optimized_runs import SPARE
 from tfmem.api import make_engine, optimize_with
 
 OPEN = [tf.TensorSpec([None, 32, 32, 2], name="x"), tf.TensorSpec([None], tf.int64, name="y")]
@@ -59,9 +60,23 @@ def test_no_gradient(new_net: Any, batch: Any, flow: Any) -> None:
         optimize(tf.function(net.loss), budget=MIB)(*batch)
 
 
-def test_a_step_that_can_be_planned_is(new_net: Any, batch: Any, flow: Any) -> None:
+def test_a_step_that_can_be_planned_is(new_net: Any, batch: Any, flow: Any, smallest: Any) -> None:
+    least = smallest(lambda size: tfmem.optimize(tf.function(new_net().step), memory_budget=size)(*batch))
+    engine = make_engine(tfmem.Options(), called=True)
+    engine = engine.under(replace(engine.settings, budget=SPARE + least))
+    function, expected = optimize_with(engine, tf.function(new_net().step)), tf.function(new_net().step)
+    assert function(*batch).numpy() == expected(*batch).numpy()
+    assert flow.moved > 0
+
+
+def test_a_step_that_no_plan_brings_within_it(new_net: Any, batch: Any, flow: Any) -> None:
+    function, expected = optimize(tf.function(new_net().step)), tf.function(new_net().step)
+    with pytest.warns(tfmem.TfmemWarning, match="its memory was not planned: .* the step still needs"):
+        assert function(*batch).numpy() == expected(*batch).numpy()
+    assert "the step still needs" in notes(function)
+    assert flow.moved == 0
     with pytest.raises(tfmem.InfeasibleBudgetError):
-        optimize(tf.function(new_net().step))(*batch)
+        optimize(tf.function(new_net().step), budget=MIB)(*batch)
 
 
 def graph_of_tensorflow_1() -> tf.Graph:

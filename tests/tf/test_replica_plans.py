@@ -26,7 +26,7 @@ from tfmem.api import make_engine
 from tfmem.options import Options
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.estimate import TimedCosts
-from tfmem.steps import planning, replicas, settling, splits
+from tfmem.steps import planning, replicas, splits
 from tfmem.steps.lane_trials import LaneTrial, best_of, measured_costs, same, worth_running
 from tfmem.steps.replicas import (
     budgets_on_devices,
@@ -239,9 +239,9 @@ def test_regions_without_a_plan_are_refused_where_a_step_without_them_is_left(mu
     """Without regions there is a plan: a step that has them must not run beyond the budget."""
     for regions in (False, True):
         job = mock.MagicMock()
-        state = Given(function=None, report=job.report)
+        state = Given(function=None, report=Report("f", "CPU", "optimal", "unchanged: no budget", 8, 8))
         job.trace.step.graph = Graph([Node("fusion_0", "TfmemFusion" if regions else "MatMul")])
-        job.engine.settings.must_fit, job.waits = must_fit, False
+        job.engine.settings.must_fit, job.engine.settings.budget, job.waits = must_fit, 1, False
         job.trace.split, job.trace.divide.return_value = None, Reason.SPLIT_AGAIN()
         job.trace.step.shared = "'all' (CollectiveReduceV2) waits for other replicas"
         refused = InfeasibleBudgetError("too small", 9, "op")
@@ -249,11 +249,11 @@ def test_regions_without_a_plan_are_refused_where_a_step_without_them_is_left(mu
             mock.patch.object(planning, "budgets_on_devices"),
             mock.patch.object(planning, "undivided", return_value=""),
             mock.patch.object(planning, "plan_replicas", side_effect=refused),
-            mock.patch.object(settling, "left") as left,
-            mock.patch.object(settling, "replace"),
+            mock.patch.object(planning, "_with_layers", return_value=state),
+            mock.patch.object(planning, "left") as left,
             pytest.raises(InfeasibleBudgetError) if must_fit or regions else nullcontext(),
         ):
-            planning._of_replicas(job, state, 1)
+            planning.start(job)
         assert left.called is not (must_fit or regions)
 
 

@@ -14,6 +14,7 @@ from graph_passes.decision import Decision
 from graph_passes.device_report import size
 from graph_passes.errors import (
     GraphError,
+    HostMemoryError,
     InfeasibleBudgetError,
     NoGradientError,
     ReplicasError,
@@ -25,7 +26,8 @@ from tfmem.capture.captured import BODIES
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.notices import REPORT_IT, SEE, Notices
 
-NOT_PLANNABLE = (NoGradientError, ReplicasError, UnknownShapeError)  # graphs that the offload pass is not for
+# Why the memory of a step cannot be planned, without a bug: the offload pass is not for it, or there is no plan.
+NOT_PLANNABLE = (NoGradientError, ReplicasError, UnknownShapeError, InfeasibleBudgetError, HostMemoryError)
 FREE = f"to plan it, free what other models hold of the budget, raise memory_budget, or use a smaller batch; {SEE}"
 
 
@@ -107,20 +109,21 @@ def left_alone(engine: Engine, report: Report, error: TfmemError, replaced: bool
     Args:
         engine: budget and warnings.
         report: of the step without a budget.
-        error: one of `NOT_PLANNABLE`, or that no plan meets the budget; raised again if the user gave a budget.
+        error: one of `NOT_PLANNABLE`; raised again if the user gave a budget.
         replaced: whether recurrent layers were; else nothing was done to the step, which is worth a warning.
     """
     if engine.settings.must_fit:
         raise error
+    why: object = error
+    if isinstance(error, InfeasibleBudgetError):  # its text is about a budget that the user gave
+        have, needed = f"{engine.settings.budget:,}", f"{error.smallest_budget:,}"
+        why = f"by estimates it needs about {needed} bytes at op '{error.op}', and TensorFlow may use {have}"
     if not replaced:
-        warn_of_no_plan(engine, report.graph, error)
-    return replace(report, notes=(*report.notes, f"memory was not planned: {error}"))
-
-
-def warn_of_no_plan(engine: Engine, name: str, error: TfmemError) -> None:
-    """Warn that the memory of a step is not planned, because of `error`."""
-    told = f"{name} is left unchanged, its memory was not planned: {error}"
-    engine.notices.warn("not planned", told, "to leave its memory to TensorFlow, pass passes=('recurrent', 'fusion')")
+        told = f"{report.graph} is left unchanged, its memory was not planned: {why}"
+        engine.notices.warn(
+            "not planned", told, "to leave its memory to TensorFlow, pass passes=('recurrent', 'fusion')"
+        )
+    return replace(report, notes=(*report.notes, f"memory was not planned: {why}"))
 
 
 def left_to_tensorflow(engine: Engine, why: str) -> Engine:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from graph_passes.errors import HostMemoryError, InfeasibleBudgetError
+from graph_passes.errors import BudgetError, InfeasibleBudgetError
+from graph_passes.graph.ops import has_regions
 from graph_passes.passes.offload.options import Effort
 from graph_passes.plan_file import Plan
 from graph_passes.refusals import Reason
 from tfmem.budgets import DeviceBudgets
 from tfmem.runtime.engine import Engine
-from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone, warn_of_no_plan
+from tfmem.runtime.faults import NOT_PLANNABLE, is_fault, left_alone
 from tfmem.steps import known_moves, solving
 from tfmem.steps.agreement import agreed, meets_others
 from tfmem.steps.given_plan import DIVIDED, NOT_DIVIDED, OTHER_INPUTS, by_plan, of_call, of_graph, require_same
@@ -26,7 +27,7 @@ from tfmem.steps.replicas import (
     require_fitting,
     undivided,
 )
-from tfmem.steps.settling import left, left_unchanged, next_trial, probed, search_from, settle, without_plan
+from tfmem.steps.settling import left, left_unchanged, next_trial, probed, search_from, settle
 from tfmem.steps.states import (
     Checking,
     Given,
@@ -99,14 +100,10 @@ def start(job: Job) -> Transition[StepState]:
         reading = False
         return job.told(begun(job, state, job.budget))
     except NOT_PLANNABLE as error:
+        if isinstance(error, BudgetError) and (job.waits or has_regions(job.trace.step.graph)):
+            raise  # all workers have to know of it; and without regions there is a plan
         report = left_alone(job.engine, state.report, error, bool(job.trace.replacements.matches))
         return job.told(left(job, replace(state, report=report)))
-    except (InfeasibleBudgetError, HostMemoryError) as error:
-        if job.waits:  # all workers have to know of it
-            raise
-        move = without_plan(job, state, error)
-        warn_of_no_plan(job.engine, job.trace.name, error)
-        return job.told(move)
     except Exception as error:
         if not is_fault(error, reading):
             raise
@@ -258,7 +255,9 @@ def _of_replicas(job: Job, state: StepState, budget: int) -> Transition[StepStat
         refused = Reason.SPLIT_AGAIN() if job.trace.split else job.trace.divide(budget)
         if refused is None:
             return _of_replicas(job, state, budget)
-        return without_plan(job, state, found if job.trace.split else found.with_split(str(refused)))
+        if job.trace.split:
+            raise
+        raise found.with_split(str(refused)) from found
     probing = probes_of(plans, job.run) if timed and any(each.plan.moves for each in plans) else ()
     function = job.trace.build_lanes(plans, probing, final=job.waits and not watched)
     report = job.trace.describe_lanes(plans)

@@ -8,7 +8,7 @@ from functools import partial
 from graph_passes.analysis.memory.simulate import uncounted
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.decision import Missed
-from graph_passes.errors import HostMemoryError, InfeasibleBudgetError
+from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ops import has_regions
 from graph_passes.passes.offload.plan import OffloadPlan
 from tfmem.runtime.faults import is_fault, left_by_fault
@@ -142,8 +142,8 @@ def left(job: Job, state: StepState, event: Event = Event.UNWATCHED) -> Transiti
     return Transition(event, placed)
 
 
-def without_plan(job: Job, state: StepState, error: InfeasibleBudgetError | HostMemoryError) -> Transition[StepState]:
-    """What follows where no plan meets the budget of each device, and none has to: the step runs unmodified.
+def without_plan(job: Job, state: StepState, error: InfeasibleBudgetError) -> Transition[StepState]:
+    """What follows where no plan meets the budgets of a worker's step, and none has to: it runs unmodified.
 
     Args:
         job: the trace.
@@ -151,8 +151,8 @@ def without_plan(job: Job, state: StepState, error: InfeasibleBudgetError | Host
         error: why there is no plan.
 
     Raises:
-        InfeasibleBudgetError, HostMemoryError: `error`, if the user gave a budget, or the step has regions: without
-            these there is a plan.
+        InfeasibleBudgetError: `error`, if the user gave a budget, or the step has regions: without these there is a
+            plan.
     """
     if job.engine.settings.must_fit or has_regions(job.trace.step.graph):
         raise error

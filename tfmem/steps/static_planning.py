@@ -10,7 +10,7 @@ from graph_passes import pipeline, step_report
 from graph_passes.analysis.memory.timeline import Timeline
 from graph_passes.analysis.memory.workspace import squeezed
 from graph_passes.decision import FusionWhy
-from graph_passes.errors import HostMemoryError, InfeasibleBudgetError
+from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph import serde
 from graph_passes.graph.ir import parse_input
 from graph_passes.graph.verify import verify_graph
@@ -115,7 +115,7 @@ def within_budget(
         with shown(engine.settings.options.progress, lambda: f"planning a {name}"):
             step = read()
             return make(step)
-    except (*NOT_PLANNABLE, InfeasibleBudgetError, HostMemoryError) as error:
+    except NOT_PLANNABLE as error:
         return unplanned, left_alone(engine, found, error, replaced)
     except Exception as error:
         if not is_fault(error, reading=step is None):

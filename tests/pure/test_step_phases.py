@@ -25,7 +25,7 @@ def after(phase: Phase, *events: Event) -> Phase:
     """Where a fake step is after these events."""
     machine = StepMachine("step", Fake(phase))
     for event in events:
-        machine.move(Transition(event, Fake(TABLE[machine.state.phase][event])))
+        machine.take(Transition(event, Fake(TABLE[machine.state.phase][event])))
     return machine.state.phase
 
 
@@ -33,7 +33,7 @@ def after(phase: Phase, *events: Event) -> Phase:
 def test_every_edge(phase: Phase, event: Event, following: Phase) -> None:
     machine = StepMachine("step", Fake(phase))
     found = Fake(following)
-    assert machine.move(Transition(event, found)) is machine.state is found
+    assert machine.take(Transition(event, found)) is machine.state is found
 
 
 @pytest.mark.parametrize("phase", Phase, ids=lambda each: each.name)
@@ -43,7 +43,7 @@ def test_no_other_edge(phase: Phase) -> None:
         for following in Phase:
             if TABLE[phase].get(event) is not following:
                 with pytest.raises(TransitionError, match=f"step: {phase.value} --{event.name}--> {following.value}: "):
-                    machine.move(Transition(event, Fake(following)))
+                    machine.take(Transition(event, Fake(following)))
                 assert machine.state.phase is phase
 
 

@@ -50,11 +50,11 @@ def infeasible(job: Job, record: Record, error: InfeasibleBudgetError) -> tuple[
         found = Reason.FAULT(error=f"{type(fault).__name__}: {fault}")
     cause = error.with_split(str(found)) if isinstance(found, Refusal) else error
     try:
-        move: Move | None = without_plan(job, job.unplanned(), cause)
+        transition: Move | None = without_plan(job, job.unplanned(), cause)
     except InfeasibleBudgetError:
-        move = None
-    record = failed(record, cause) if move is None else planned(record, move)
-    return replace(record, proposal=found if isinstance(found, ProposedPieces) else None), move, cause
+        transition = None
+    record = failed(record, cause) if transition is None else planned(record, transition)
+    return replace(record, proposal=found if isinstance(found, ProposedPieces) else None), transition, cause
 
 
 def _proposed(job: Job) -> ProposedPieces | Refusal:
@@ -66,7 +66,7 @@ def _proposed(job: Job) -> ProposedPieces | Refusal:
 
 
 def in_pieces(
-    job: Job, board: Board, record: Record, verdict: WorkersVerdict, move: Move | None, again: Plans
+    job: Job, board: Board, record: Record, verdict: WorkersVerdict, transition: Move | None, again: Plans
 ) -> tuple[WorkersVerdict, Move | None]:
     """What all workers do once they tried each division that one of them proposed, and what follows here.
 
@@ -75,7 +75,7 @@ def in_pieces(
         board: where all workers read and write.
         record: of this worker, without what came of its planning.
         verdict: with the divisions.
-        move: what follows here with nothing divided; None if the worker raises.
+        transition: what follows here with nothing divided; None if the worker raises.
         again: plans a step that is divided.
 
     Raises:
@@ -87,13 +87,13 @@ def in_pieces(
         found, own = _tried(job, record, task, proposal, again)
         said = agree(board, job.engine.workers, name, own)
         if found is not None and not said.plain and said.error is None:
-            trace, move = found
+            trace, transition = found
             job.trace.become(trace)
-            return said, move
+            return said, transition
         refused.append(said.plain or f"{said.failed}: {said.error.why if said.error else ''}")
     why = f"; it was not split along the batch: {'; '.join(dict.fromkeys(refused))}"
     error = verdict.error and replace(verdict.error, why=f"{verdict.error.why}{why}")
-    return replace(verdict, error=error, plain=verdict.plain and f"{verdict.plain}{why}"), move
+    return replace(verdict, error=error, plain=verdict.plain and f"{verdict.plain}{why}"), transition
 
 
 def _tried(
@@ -110,9 +110,9 @@ def _tried(
             return None, replace(record, why=str(refused), error=ReplicasError.__name__)
         note = f"split along the batch on all workers: {task} has no other plan within its budget"
         trace.split = replace(trace.split, note=note)
-        move = again(replace(job, trace=trace))
-        record = planned(record, move)
-        return (trace, move), replace(record, error=record.why and ReplicasError.__name__)
+        transition = again(replace(job, trace=trace))
+        record = planned(record, transition)
+        return (trace, transition), replace(record, error=record.why and ReplicasError.__name__)
     except Exception as error:  # the others have to know
         if is_fault(error):
             job.noted(error, "splitting the batch", "no worker runs these pieces")

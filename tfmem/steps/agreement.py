@@ -50,31 +50,33 @@ def agreed(job: Job, board: Board, plan: Plans, again: Plans) -> Transition[Step
         InfeasibleBudgetError, HostMemoryError, SpillDirectoryError, ReplicasError: planning failed on one of the
             workers. All raise the same.
     """
-    workers, graph, cause, move = job.engine.workers, job.trace.concrete.graph, None, None
+    workers, graph, cause, transition = job.engine.workers, job.trace.concrete.graph, None, None
     record = Record(workers.version, digest(graph), job.budget)
     if job.budget is None:  # it has no plan, and needs no others for that; they have to know
         publish(board, workers, graph.name, record.text)
         return plan(job)
     try:
-        move = plan(job)
-        own = planned(record, move)
+        transition = plan(job)
+        own = planned(record, transition)
     except InfeasibleBudgetError as error:
-        own, move, cause = infeasible(job, record, error)
+        own, transition, cause = infeasible(job, record, error)
     except Exception as error:  # the others have to know
         own, cause = failed(record, error), error
     verdict = agree(board, workers, graph.name, own)
     if verdict.divisions:
-        verdict, move = in_pieces(job, board, record, verdict, move, again)
+        verdict, transition = in_pieces(job, board, record, verdict, transition, again)
     if verdict.error is not None:
         raise _error_of(verdict.failed, verdict.error) from cause
-    if not verdict.plain and move is not None:
-        if not isinstance(move.state, WatchingTogether):
-            return move
+    if not verdict.plain and transition is not None:
+        if not isinstance(transition.state, WatchingTogether):
+            return transition
         if not verdict.watches:
-            return left(job, move.state)
-        return Transition(move.event, _with_probes(job, move.state)) if verdict.moves else move
+            return left(job, transition.state)
+        return Transition(transition.event, _with_probes(job, transition.state)) if verdict.moves else transition
     job.engine.notices.warn("workers", f"{job.trace.name} runs unchanged on all workers", verdict.plain)
-    report = unmoved(job.engine.settings.unplanned(job.trace.name) if move is None else move.state.report, job.budget)
+    report = unmoved(
+        job.engine.settings.unplanned(job.trace.name) if transition is None else transition.state.report, job.budget
+    )
     report = replace(report, notes=(*report.notes, f"unchanged on all workers: {verdict.plain}"))
     return left(job, replace(job.given(), function=job.trace.base, report=report))
 

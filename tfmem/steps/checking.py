@@ -57,9 +57,9 @@ def _checked(job: Job, state: Checking, peak: int) -> Transition[StepState]:
     if peak > job.limit and state.replans <= REPLANS:
         if state.nearest is None or max(state.nearest.peaks) > max(state.peaks):
             state = replace(state, nearest=replace(state, nearest=None))
-        move = _replanned(job, state, peak - job.limit) if state.replans < REPLANS else None
-        if move is not None:
-            return move
+        transition = _replanned(job, state, peak - job.limit) if state.replans < REPLANS else None
+        if transition is not None:
+            return transition
         state = _nearest(state)
     job.engine.library.trim_unused()  # what trials moved beyond what this plan does
     if len(state.peaks) < CHECKS:

@@ -245,8 +245,8 @@ def decide(fuser: Fuser, state: StepState, found: Found) -> Transition[StepState
             state = replace(state, report=unstitched(state.report, fuser.engine, FusionWhy.NO_ROOM))
         elif fuser.mirrored:
             _tell(fuser, found.why)
-        move = fuser.settled(state, found.why)
-        return move if fuser.with_xla else then_xla(fuser, move)
+        transition = fuser.settled(state, found.why)
+        return transition if fuser.with_xla else then_xla(fuser, transition)
     if fuser.with_xla and (is_deterministic() or variants.noticed):
         return fuser.settled(state, FusionWhy.XLA_UNTIMED)
     if options.fusion.tune == "off":

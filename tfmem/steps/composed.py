@@ -290,19 +290,19 @@ def chosen(state: Comparing, times: Times) -> Transition[StepState]:
     if not found.failed:
         fuser.known.keep(variants.key, times)
     if found.failed:
-        move = fuser.settled(state, found.failed, Event.CLEAR)
+        transition = fuser.settled(state, found.failed, Event.CLEAR)
     elif excess := found.excess:
         if state.instead is not None:
             return Transition(Event.COMPOSED, state.instead)
         why = f"left unchanged: stitched it takes {excess:,} bytes more than the budget"
-        move = fuser.settled(state, why, Event.CLEAR)
+        transition = fuser.settled(state, why, Event.CLEAR)
     elif excess := found.less:
         why = f"stitched: without regions it takes {excess:,} bytes more than the budget"
-        move = fuser.stitched(state, variants, why, Event.CLEAR)
+        transition = fuser.stitched(state, variants, why, Event.CLEAR)
     else:
-        move = fuser.chosen(state, variants, times, ", in turn", Event.CLEAR)
-    fuser.engine.notices.warn_of_losses(move.state.report)
-    return move
+        transition = fuser.chosen(state, variants, times, ", in turn", Event.CLEAR)
+    fuser.engine.notices.warn_of_losses(transition.state.report)
+    return transition
 
 
 def _watched(report: Report, peaks: Sequence[tuple[int, ...]]) -> Report:

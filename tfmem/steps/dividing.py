@@ -49,12 +49,12 @@ _MISSED = 1e-9  # share of the unlimited rate that counts as kept over the budge
 MEANWHILE = "whether a split along the batch is faster is not known yet"
 
 
-def before_the_end(job: Job, move: Transition[StepState]) -> Transition[StepState]:
-    """`move`; but where all else is decided, and a split may be faster, a thread first divides the step."""
-    state = move.state
+def before_the_end(job: Job, transition: Transition[StepState]) -> Transition[StepState]:
+    """`transition`; but where all else is decided, and a split may be faster, a thread first divides the step."""
+    state = transition.state
     rate = _rate(job, state.report) if isinstance(state, Settled) else None
     if rate is None or not isinstance(state, Settled):
-        return move
+        return transition
     known: dict[str, Any]  # now, between two calls: what is in use then is no tensor of a call
     if job.trace.shared:
         known = {"in_use": in_use_on_devices(job.trace.step.graph, job.engine)}

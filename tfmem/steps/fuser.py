@@ -157,10 +157,12 @@ class Fuser:
         if variants.before is not None:
             return self._tuned(state, variants, variants.before, times, how, event)
         timed = TimedChoice(times, how, LOOPS_STITCHED if self.engine.settings.loops_alone else "stitched")
-        move = self.stitched(state, variants, timed, event) if times.is_faster else self.settled(state, timed, event)
-        stays = move.state
+        transition = (
+            self.stitched(state, variants, timed, event) if times.is_faster else self.settled(state, timed, event)
+        )
+        stays = transition.state
         if variants.later is None or times.tuned or not isinstance(stays, Settled):
-            return move
+            return transition
         work: Work[Variants | None] = Work(partial(self.tune, variants, times, stays), "tfmem tuning", NEXT)
         report = replace(stays.report, tuning=True)
         return Transition(

@@ -126,15 +126,15 @@ class Job:
         """The report of `plan`, by which `function` runs."""
         return self.trace.describe(timeline, plan, notes, given=function is self.trace.base)
 
-    def told(self, move: Transition[StepState]) -> Transition[StepState]:
-        """`move`, after warning the user of what its report says, as soon as that is final."""
-        state = move.state
+    def told(self, transition: Transition[StepState]) -> Transition[StepState]:
+        """`transition`, after warning the user of what its report says, as soon as that is final."""
+        state = transition.state
         if isinstance(state, Checking | Watching | Solving | Placed):
             notes = (*state.notes, *state.report.notes)
             if isinstance(state, Checking):  # it may run another plan, and a budget that is missed is said at the end
                 notes = tuple(note for note in notes if not isinstance(note, Missed))
             self.engine.notices.warn_of_losses(replace(state.report, notes=notes), self.may_split(state.report))
-        return move
+        return transition
 
     def may_split(self, report: Report) -> bool:
         """Whether the step of `report` stays whole although `split="faster"` would divide it where it is measured."""

@@ -144,9 +144,9 @@ def _run(job: Job, state: StepState, kept: KnownMoves) -> Transition[StepState]:
     job.engine.memory.require_host_room(timeline, plan)
     trace.in_use = in_use
     job.trace.become(trace)
-    move = settle(job, replace(state, notes=(*state.notes, note, NOTE)), timeline, plan, force=True)
-    report = replace(move.state.report, step_measured_ns=kept.step_ns, stall_measured_ns=kept.stall_ns)
-    return Transition(move.event, replace(move.state, report=report))
+    transition = settle(job, replace(state, notes=(*state.notes, note, NOTE)), timeline, plan, force=True)
+    report = replace(transition.state.report, step_measured_ns=kept.step_ns, stall_measured_ns=kept.stall_ns)
+    return Transition(transition.event, replace(transition.state, report=report))
 
 
 def _divided(job: Job, kept: KnownMoves) -> Trace:

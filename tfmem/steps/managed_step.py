@@ -99,20 +99,20 @@ class ManagedStep:
         self._machine: StepMachine[StepState] = StepMachine(trace.name, job.given())
         what = f"planning {trace.name} ({len(concrete.graph.get_operations()):,} ops)"
         with shown(engine.settings.options.progress, lambda: what), held_off():
-            self._move(begin(job))
+            self._take(begin(job))
             self._go_on()
 
     @property
     def _state(self) -> StepState:
         return self._machine.state
 
-    def _move(self, move: Transition[StepState]) -> StepState:
-        return self._machine.move(dividing.before_the_end(self._job, move))
+    def _take(self, transition: Transition[StepState]) -> StepState:
+        return self._machine.take(dividing.before_the_end(self._job, transition))
 
     def _go_on(self) -> None:
         """Begin fusion, once memory is settled."""
         if isinstance(state := self._state, Placed):
-            self._move(fuse(self._job, state))
+            self._take(fuse(self._job, state))
         if not self._job.engine.settings.observes:
             self._compose()
 
@@ -122,13 +122,13 @@ class ManagedStep:
             state = self._state
             if not isinstance(state, Planning) or not state.work.done:
                 return state
-            if (move := state.work.take()) is not None:
-                self._move(move)
+            if (transition := state.work.take()) is not None:
+                self._take(transition)
             else:
                 error = state.work.error or RuntimeError("planning ended without a result")
                 self._job = job = replace(self._job, trace=self._new_trace())
                 notes = (job.noted(error, "planning in the background", "the unmodified step runs"),)
-                self._move(left(job, replace(state, report=replace(state.report, notes=notes)), Event.FAULT))
+                self._take(left(job, replace(state, report=replace(state.report, notes=notes)), Event.FAULT))
             self._go_on()
             return self._state
 
@@ -138,7 +138,7 @@ class ManagedStep:
             state = self._state
             if isinstance(state, Improving | Solving) and state.work.done:
                 with held_off():
-                    self._move(improving.ended(self._job, state))
+                    self._take(improving.ended(self._job, state))
                 self._go_on()
             return self._state
 
@@ -151,15 +151,15 @@ class ManagedStep:
             try:
                 trace = dividing.divided(state)
                 if not isinstance(trace, Trace):
-                    return self._machine.move(dividing.refused(state, trace))
+                    return self._machine.take(dividing.refused(state, trace))
                 step = ManagedStep(self._given, composed.memory_engine(job.engine), trace=trace)
                 if trace.shared:  # calls train with it, since replicas have no dry runs
-                    return self._machine.move(Transition(Event.RAN, replace(state, step=step)))
+                    return self._machine.take(Transition(Event.RAN, replace(state, step=step)))
                 step._run_probed(args, kwargs)
-                self._job, move = dividing.decided(job, state, trace, step._state)
+                self._job, transition = dividing.decided(job, state, trace, step._state)
             except Exception as error:  # no variable was written: the step keeps its moves
-                move = dividing.failed(job, state, error)
-            return self._machine.move(move)
+                transition = dividing.failed(job, state, error)
+            return self._machine.take(transition)
 
     @property
     def phase(self) -> Phase:
@@ -237,7 +237,7 @@ class ManagedStep:
             return self._with_regions(args, kwargs)
         if isinstance(state, Dividing) and state.step is not None:
             call = partial(state.step, *args, **kwargs)
-            return dividing.called(self._job, state, state.step, call, self._machine.move)
+            return dividing.called(self._job, state, state.step, call, self._machine.take)
         done, result = self._run_probed(args, kwargs)
         if not done:
             result = self._unprobed(args, kwargs)
@@ -263,10 +263,10 @@ class ManagedStep:
             with job.room(state) as held:
                 result, samples, flow = job.engine.meter.sampled(job.run, function)
         except SUSPECTS as error:
-            self._move(measuring.short_of_memory(job, state, error, held))
+            self._take(measuring.short_of_memory(job, state, error, held))
             return False, None
         job.trace.ran(state.function)
-        self._move(measuring.ran(job, state, samples, flow))
+        self._take(measuring.ran(job, state, samples, flow))
         return not state.search.dry_run, result
 
     def _unprobed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -278,12 +278,12 @@ class ManagedStep:
         if isinstance(state, Watching) and state.tables:
             result, samples, _ = job.engine.meter.sampled_on(state.tables, function)
             job.trace.ran(state.function)
-            self._move(measuring.timed_on(job, state, samples))
+            self._take(measuring.timed_on(job, state, samples))
             return result
         if isinstance(state, Watching):
             result, peaks, seconds = job.engine.meter.timed_on(state.devices, function)
             job.trace.ran(state.function)
-            self._move(measuring.watched_on(job, state, peaks, seconds))
+            self._take(measuring.watched_on(job, state, peaks, seconds))
             return result
         if isinstance(state, Improving):
             return improving.called(job, state, function)
@@ -291,7 +291,7 @@ class ManagedStep:
             return function()
         result, peak = job.engine.meter.watched(function)
         job.trace.ran(state.function)
-        self._move(watched(job, state, peak))
+        self._take(watched(job, state, peak))
         return result
 
     def _together(self, state: WatchingTogether, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -299,18 +299,18 @@ class ManagedStep:
         job = self._job
         after: StepState = state
         if agreed_trials.is_due(state):
-            after = self._move(agreed_trials.agreed(job, job.engine.workers.board(), state))
+            after = self._take(agreed_trials.agreed(job, job.engine.workers.board(), state))
             self._go_on()  # before the call: another worker's may fail, and end later
         function = partial(call_traced, self._state.function, args, kwargs)
         try:
             if not isinstance(after, WatchingTogether):
                 return function()
-            self._move(Transition(Event.RAN, begun := agreed_peaks.begins(after)))
-            result, move = agreed_trials.run(job, begun, function)
+            self._take(Transition(Event.RAN, begun := agreed_peaks.begins(after)))
+            result, transition = agreed_trials.run(job, begun, function)
         except SUSPECTS as error:
             tell_others(job, after.report, error)
             raise
-        self._move(move)
+        self._take(transition)
         return result
 
     def _with_regions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -321,14 +321,14 @@ class ManagedStep:
         try:
             result = state.step(*args, **kwargs)
         except BudgetError as error:  # no variable was written
-            self._move(composed.gave_up(state, error))
+            self._take(composed.gave_up(state, error))
             return call_traced(self._state.function, args, kwargs)
         except SUSPECTS as error:
             if lacks_memory(error):  # the next call runs without these regions
-                self._move(composed.gave_up(state, error))
+                self._take(composed.gave_up(state, error))
             raise
         if state.step.settled:
-            self._move(composed.decided(state, state.step.report, state.step.running))
+            self._take(composed.decided(state, state.step.report, state.step.running))
         return result
 
     def _compose(self) -> StepState:
@@ -338,13 +338,13 @@ class ManagedStep:
                 engine = composed.memory_engine(self._job.engine)
                 step = ManagedStep(self._given, engine, trace=composed.prepared(state))
             except BudgetError as error:
-                self._move(composed.gave_up(state, error))
+                self._take(composed.gave_up(state, error))
                 continue
             except Exception as error:  # after any error, the step runs without regions
-                return self._move(state.fuser.failed(state, error, "stitching", FusionWhy.FAILED))
-            self._move(Transition(Event.RAN, state := replace(state, step=step)))
+                return self._take(state.fuser.failed(state, error, "stitching", FusionWhy.FAILED))
+            self._take(Transition(Event.RAN, state := replace(state, step=step)))
             if step.settled:
-                self._move(composed.decided(state, step.report, step.running))
+                self._take(composed.decided(state, step.report, step.running))
         return self._state
 
     def _beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -357,13 +357,13 @@ class ManagedStep:
                 state = self._timed(args, kwargs)
                 if isinstance(state, Comparing) and state.turns is not None:
                     try:
-                        result, move = take_turn(state, state.turns, args, kwargs)
+                        result, transition = take_turn(state, state.turns, args, kwargs)
                     except SUSPECTS as error:
                         tell_others(self._job, state.report, error)
                         if state.turns.stitched and lacks_memory(error):
-                            self._move(comparing.without_room(state))
+                            self._take(comparing.without_room(state))
                         raise
-                    self._move(move)
+                    self._take(transition)
                     return result
             finally:
                 self._timing.release()
@@ -377,11 +377,11 @@ class ManagedStep:
         """The state after all decisions that are possible now, and after a slice of timing."""
         state = self._state
         if isinstance(state, Fusing):
-            state = self._move(comparing.planned(state))
+            state = self._take(comparing.planned(state))
         elif isinstance(state, Tuning) and state.work.done:
-            state = self._move(comparing.tuned(state))
+            state = self._take(comparing.tuned(state))
         if isinstance(state, Comparing) and state.turns is None:
-            state = self._move(comparing.compare(state, args, kwargs))
+            state = self._take(comparing.compare(state, args, kwargs))
         if isinstance(state, Compiling):
             state = self._with_xla(state, args, kwargs)
         return state
@@ -390,10 +390,10 @@ class ManagedStep:
         """The state once XLA compiles the step for the arguments of a call, or has done so."""
         if state.work is None:
             state = xla_runner.begun(state, args, kwargs)
-            self._move(Transition(Event.BEGUN, state))
+            self._take(Transition(Event.BEGUN, state))
             if self._job.engine.settings.options.fusion.tune == "full":
                 self.wait()
         if state.work is None or not state.work.done:
             return state
-        found = self._move(xla_runner.compiled(state))
-        return self._move(comparing.compare(found, args, kwargs)) if isinstance(found, Comparing) else found
+        found = self._take(xla_runner.compiled(state))
+        return self._take(comparing.compare(found, args, kwargs)) if isinstance(found, Comparing) else found

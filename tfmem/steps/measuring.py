@@ -65,13 +65,13 @@ def _divided(job: Job, state: Probed) -> Transition[StepState] | None:
     try:
         if isinstance(state, Warming) or known_moves.divide(job) is not None:
             return None
-        move = begun(job, state, job.limit)
+        transition = begun(job, state, job.limit)
     except Exception as error:
         if is_fault(error):
             job.noted(error, "splitting the batch", "the best plan that ran stays")
         return None
     named = {Event.UNKNOWN: Event.DIVIDED, Event.KNOWN: Event.NEXT}
-    return Transition(named.get(move.event, move.event), move.state)
+    return Transition(named.get(transition.event, transition.event), transition.state)
 
 
 def _learned(job: Job, state: Probed, samples: list[Sample], flow: Flow) -> Probed:

@@ -241,18 +241,18 @@ class StepMachine(Generic[S]):
         self.name = name
         self.state = state
 
-    def move(self, move: Transition[S]) -> S:
+    def take(self, transition: Transition[S]) -> S:
         """Go on to the next state.
 
         Raises:
-            TransitionError: the table has no such move.
+            TransitionError: the table has no such transition.
         """
-        before, after = self.state.phase, move.state.phase
-        wanted = TABLE[before].get(move.event)
+        before, after = self.state.phase, transition.state.phase
+        wanted = TABLE[before].get(transition.event)
         if wanted is not after:
             expected = "no such event there" if wanted is None else f"that leads to {wanted.value}"
-            found = f"{before.value} --{move.event.name}--> {after.value}"
+            found = f"{before.value} --{transition.event.name}--> {after.value}"
             raise TransitionError(f"internal error in tfmem: {self.name}: {found}: {expected}; please report this")
-        _LOG.debug("%s: %s --%s--> %s", self.name, before.value, move.event.name, after.value)
-        self.state = move.state
-        return move.state
+        _LOG.debug("%s: %s --%s--> %s", self.name, before.value, transition.event.name, after.value)
+        self.state = transition.state
+        return transition.state

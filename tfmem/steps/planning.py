@@ -152,10 +152,10 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
         return by_known
     state, careful = by_known, trace.step.timeline(engine.estimate(workspace=True))
     if careful.peak <= engine.settings.surely_fits * budget:
-        move = settle(job, state, careful, trace.plan(careful, budget))
-        if isinstance(move.state, Checking) and engine.settings.observes and not job.is_gpu:
-            return Transition(move.event, replace(move.state, by_estimates=True))
-        return move
+        transition = settle(job, state, careful, trace.plan(careful, budget))
+        if isinstance(transition.state, Checking) and engine.settings.observes and not job.is_gpu:
+            return Transition(transition.event, replace(transition.state, by_estimates=True))
+        return transition
     if trace.split_loops(least=budget // LARGE):
         by_known = known_moves.run(job, state)
         if isinstance(by_known, Transition):
@@ -196,9 +196,9 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
             seen = None  # to refuse it, it has to be seen itself
     if not engine.settings.observes:
         state = replace(state, notes=(*state.notes, *_unobserved(engine, trace.name, seen is not None)))
-        move = settle(job, state, timeline, least)
+        transition = settle(job, state, timeline, least)
         if not planned_again or not least.moves:
-            return move
+            return transition
         search = PlanSearch(
             timeline=timeline,
             first=least,
@@ -208,12 +208,12 @@ def begun(job: Job, state: StepState, budget: int) -> Transition[StepState]:
             dry_run=False,
             seen=seen,
         )
-        return solving.by_estimates(job, move.state, search)
+        return solving.by_estimates(job, transition.state, search)
     state = replace(state, kept=tuple(engine.memory.keep_apart(timeline)) if job.is_gpu else ())
     search = search_from(job, timeline, least, known, seen)
     if search.observed and not job.is_gpu:
-        move = next_trial(job, state, search)
-        return Transition(Event.KNOWN, move.state) if isinstance(move.state, Trying) else move
+        transition = next_trial(job, state, search)
+        return Transition(Event.KNOWN, transition.state) if isinstance(transition.state, Trying) else transition
     search = replace(search, tried=frozenset([search.first.actions]))
     return Transition(Event.UNKNOWN, probed(job, Warming, state, search, search.first))
 

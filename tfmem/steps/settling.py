@@ -83,15 +83,15 @@ def following(job: Job, state: StepState, search: PlanSearch) -> Probed | None:
 def settle_best(job: Job, state: StepState, search: PlanSearch) -> Transition[StepState]:
     """The fastest trial that met the budget becomes final; if none did, the one that came nearest."""
     if not search.trials:  # every plan ran out of memory: what ran first is known to run
-        move = settle(job, state, search.timeline, search.first, force=True)
-        return Transition(move.event, _with_lower(move.state, search))
+        transition = settle(job, state, search.timeline, search.first, force=True)
+        return Transition(transition.event, _with_lower(transition.state, search))
     met = any(trial.seen.peak <= job.limit for trial in search.trials)
     best, notes = best_trial(search.trials if met else (*search.trials, *search.observed_trial), job.limit)
-    move = settle_trial(job, replace(state, notes=(*state.notes, *notes)), search.timeline, best)
-    final = _with_lower(move.state, search)
+    transition = settle_trial(job, replace(state, notes=(*state.notes, *notes)), search.timeline, best)
+    final = _with_lower(transition.state, search)
     if isinstance(final, Checking) and search.stays is None and job.solves_beside(search.timeline):
         final = replace(final, search=replace(search, within=None, began=None))
-    return Transition(move.event, final)
+    return Transition(transition.event, final)
 
 
 def _with_lower(state: StepState, search: PlanSearch) -> StepState:
@@ -103,12 +103,12 @@ def settle_trial(job: Job, state: StepState, timeline: Timeline, trial: Trial) -
     """The plan of a trial becomes final, and the report has what was measured of it."""
     job.engine.library.trim(keep_pinned=True)  # of which this one takes what it moves
     plan = trial.plan if job.is_gpu else trial.plan.under(timeline)
-    move = settle(job, state, timeline, plan, force=True)
-    predicted = {name: getattr(move.state.report, name) for name in PREDICTED}
-    report = replace(trial.report, notes=move.state.report.notes, **predicted)
-    if isinstance(move.state, Checking) and trial.seen.peak > job.limit:
+    transition = settle(job, state, timeline, plan, force=True)
+    predicted = {name: getattr(transition.state.report, name) for name in PREDICTED}
+    report = replace(trial.report, notes=transition.state.report.notes, **predicted)
+    if isinstance(transition.state, Checking) and trial.seen.peak > job.limit:
         report = replace(report, peak_measured=None)  # another plan may follow
-    return Transition(move.event, replace(move.state, report=report))
+    return Transition(transition.event, replace(transition.state, report=report))
 
 
 def settle(

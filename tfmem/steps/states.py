@@ -65,7 +65,7 @@ class Planning(StepState):
     """A thread plans.
 
     Attributes:
-        work: the move that follows.
+        work: the transition that follows.
     """
 
     phase = Phase.PLANNING

@@ -237,9 +237,9 @@ def _divisions(records: Mapping[str, Record]) -> Mapping[str, ProposedPieces]:
     return {first[each]: each for each in sorted(first, key=lambda each: -each.pieces)}
 
 
-def planned(record: Record, move: Transition[StepState]) -> Record:
+def planned(record: Record, transition: Transition[StepState]) -> Record:
     """`record` with what follows: a step that was planned has moves, or fits."""
-    report, watches = move.state.report, isinstance(move.state, WatchingTogether)
+    report, watches = transition.state.report, isinstance(transition.state, WatchingTogether)
     unknown = report.decision in (Decision.NO_BUDGET, Decision.FAILED) and record.budget is not None
     why = report.notes[-1] if unknown and report.notes else ""
     return replace(record, moves=len(report.transfers), watches=watches, why=why)

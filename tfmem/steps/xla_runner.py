@@ -54,19 +54,19 @@ def against(trace: Trace) -> str:
     return differs_in(graph_def) or noticed(graph_def)
 
 
-def then_xla(fuser: Fuser, move: Transition[StepState]) -> Transition[StepState]:
-    """`move`, or that XLA compiles the step first, where what runs is decided and XLA may be faster."""
-    stays = move.state
+def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[StepState]:
+    """`transition`, or that XLA compiles the step first, where what runs is decided and XLA may be faster."""
+    stays = transition.state
     if not fuser.xla or not isinstance(stays, Settled):
-        return move
+        return transition
     try:
         if why := against(fuser.trace):
-            return Transition(move.event, _without(stays, f"XLA may not run the step: {why}"))
+            return Transition(transition.event, _without(stays, f"XLA may not run the step: {why}"))
         known = fuser.known.find(_key(fuser, stays))
     except Exception as error:
-        return Transition(move.event, _without(stays, f"XLA was not timed: {type(error).__name__}: {error}"))
+        return Transition(transition.event, _without(stays, f"XLA was not timed: {type(error).__name__}: {error}"))
     if known is not None and not known.is_faster:
-        return Transition(move.event, _slower(fuser, stays, known))
+        return Transition(transition.event, _slower(fuser, stays, known))
     return Transition(Event.COMPILES, Compiling(**vars(_without(stays, COMPILES)), fuser=fuser, stays=stays))
 
 

@@ -330,18 +330,12 @@ class Reason(Enum):
     # Products
     PRODUCT_KERNELS = "products", "there are no kernels for this device: {detail}"
 
-    # Merge
-    MERGE_UNTIMED = "merge", "matmuls may not be timed here, so tfmem cannot know whether merging pays"
-    MERGE_NO_BOUND = "merge", "the device's profile does not say how large a matmul has to be"
-    MERGE_PARTS = "merge", "a caller may run a part of the graph without the rest"
-    MERGE_UNMEASURED = "merge", "the matmuls '{node}' and {count} more could not be timed"
-    MERGE_NO_GAIN = "merge", "the matmuls '{node}' and {count} more would save nothing as one"
-
     # Split: why ops run on the whole batch, or a step is not split
     SPLIT_MIXES = "split", "'{node}' ({op}) mixes examples, or has no rule"
     SPLIT_SHAPE = "split", "'{node}' ({op}) reads '{tensor}', whose shape or numbers are not known before the step runs"
     SPLIT_NO_BATCH = "split", "no input of the step has a batch of at least {count} examples"
     SPLIT_NO_REGION = "split", "no ops that treat the examples one by one hold enough memory"
+    SPLIT_ENDS = "split", "the ops that treat the examples one by one hold too little memory: {why}"
     SPLIT_SHARED = "split", "other devices take part in the step: {detail}"
     SPLIT_DEVICE = "split", "{device} cannot be split, so no device is: {why}"
     SPLIT_WAITS = "split", "in pieces, the devices would wait for each other without end"

@@ -16,7 +16,6 @@ from graph_passes.graph.order import topological
 from graph_passes.graph.rewrite import apply_rewrites
 from graph_passes.passes.merge.apply import merge_rewrites
 from graph_passes.passes.merge.plan import LEAST, Group, Needs, plan_merge
-from graph_passes.refusals import Reason
 from tests.float_graphs import Build, Given
 from tests.fusion_graphs import UNIT
 
@@ -255,23 +254,6 @@ def test_others_stay(b: Build, given: Needs):
     families, graph = planned(b, given)
     assert families == []
     assert len(products(graph)) == 3
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        (needs(beside=None), Reason.MERGE_UNTIMED),
-        (needs(small=None), Reason.MERGE_NO_BOUND),
-        (needs(whole=False), Reason.MERGE_PARTS),
-        (needs(beside=lambda forms: None), Reason.MERGE_UNMEASURED),
-        (needs(beside=lambda forms: 1.0), Reason.MERGE_NO_GAIN),
-    ],
-    ids=lambda value: value.name if isinstance(value, Reason) else "",
-)
-def test_why_products_are_not_merged(given: Needs, reason: Reason):
-    plan, _ = plan_merge(Given(forward().graph()), given)
-    assert [each.reason for each in plan.refusals] == [reason]
-    assert str(plan.refusals[0])
 
 
 @pytest.mark.parametrize(("more", "merged"), [(-1.0, 0), (1.0, 1)])

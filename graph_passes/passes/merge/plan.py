@@ -32,7 +32,6 @@ from graph_passes.graph.graph_source import Readable
 from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
 from graph_passes.graph.ops import viewed
 from graph_passes.graph.order import topological
-from graph_passes.refusals import Reason, Refusal
 
 LEAST = 0.02  # of the products' time: what merging has to save, more than times scatter
 
@@ -99,23 +98,17 @@ class MergePlan:
 
     Attributes:
         families: groups of products; those of a family share what is put side by side.
-        refusals: why nothing, or a group, is not merged.
     """
 
     families: tuple[tuple[Group, ...], ...]
-    refusals: tuple[Refusal, ...] = ()
 
 
 def plan_merge(source: Readable, needs: Needs) -> tuple[MergePlan, Graph]:
     """What is merged of a graph, and the graph."""
     graph = source.read(functions=False)
     beside, small = needs.beside, needs.device.most
-    if beside is None:
-        return MergePlan((), (Reason.MERGE_UNTIMED(),)), graph
-    if small is None:
-        return MergePlan((), (Reason.MERGE_NO_BOUND(),)), graph
-    if not needs.whole:
-        return MergePlan((), (Reason.MERGE_PARTS(),)), graph
+    if beside is None or small is None or not needs.whole:
+        return MergePlan(()), graph
     finder = _Finder(graph, source.keep(graph), small)
     groups = finder.groups()
     # Equal layers have equal forms, and each is timed once.
@@ -132,14 +125,7 @@ def plan_merge(source: Readable, needs: Needs) -> tuple[MergePlan, Graph]:
         return sum(saves[group] for group in family) - copied
 
     families = (_best(family, saved) for family in _families([group for group in groups if group in saves]))
-    found = tuple(family for family in families if family)
-    chosen = {group for family in found for group in family}
-    return MergePlan(found, tuple(_refusal(group, group in saves) for group in groups if group not in chosen)), graph
-
-
-def _refusal(group: Group, is_timed: bool) -> Refusal:
-    reason = Reason.MERGE_NO_GAIN if is_timed else Reason.MERGE_UNMEASURED
-    return reason(node=group.products[0], count=len(group.products) - 1)
+    return MergePlan(tuple(family for family in families if family)), graph
 
 
 def _families(groups: Sequence[Group]) -> list[list[Group]]:

@@ -132,8 +132,8 @@ def plan_split(source: Readable, needs: SplitNeeds) -> tuple[SplitChoice, Graph]
         parts.append(dict(candidates(one, needs, lane)))
     kinds = [kind for kind in parts[0] if all(kind in each for each in parts)]
     if not kinds:  # a lane has none, or none of a kind that all others have
-        lane = next((lane for lane, each in zip(needs.lanes, parts, strict=True) if not each), needs.lanes[-1])
-        return SplitChoice(refused=_refused(lane, Reason.SPLIT_NO_REGION())), graph
+        none = next((place for place, each in enumerate(parts) if not each), -1)
+        return SplitChoice(refused=_refused(needs.lanes[none], _little(found[none]))), graph
     return _fastest(found, [[each[kind] for each in parts] for kind in kinds], needs), graph
 
 
@@ -183,6 +183,17 @@ def _carried_out(graph: Graph, needs: SplitNeeds, lane: SplitLane, known: BatchD
 
 def _refused(lane: SplitLane, why: Refusal) -> Refusal:
     return Reason.SPLIT_DEVICE(device=lane.device, why=str(why)) if lane.device else why
+
+
+def _little(found: Separable) -> Refusal:
+    """Why what can work on a piece is too little to be split, and the op that ends the most of it."""
+
+    def ended(name: str) -> int:
+        given = found.graph[name].inputs
+        return sum(found.graph.nbytes(tensor) for tensor in given if tensor in found.labels)
+
+    last = max(found.refused, key=ended, default=None)
+    return Reason.SPLIT_NO_REGION() if last is None else Reason.SPLIT_ENDS(why=str(found.refused[last]))
 
 
 def _by_batch(graph: Graph, needs: SplitNeeds, lane: SplitLane) -> Separable | None:

@@ -70,6 +70,6 @@ def test_no_order_depends_on_the_hash_seed(seed: int) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=250,
     )
     assert done.stdout.strip() == str(orders())

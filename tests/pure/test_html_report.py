@@ -88,15 +88,15 @@ def test_a_browser_draws_the_page_and_runs_its_script(tmp_path: Path) -> None:
     file, picture = write_html(WHOLE, tmp_path / "report.html"), tmp_path / "page.png"
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
     drawn = [f"--screenshot={picture}", "--window-size=1000,1400", "--dump-dom", file.as_uri()]
-    done = subprocess.run([*command, *drawn], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*command, *drawn], capture_output=True, text=True, timeout=250, check=True)
     assert 'data-ready="yes"' in done.stdout  # the script ran to its end
     assert "Uncaught" not in done.stderr
     if not picture.exists():  # some versions do one of the two
-        subprocess.run([*command, *drawn[:2], file.as_uri()], capture_output=True, timeout=60, check=True)
+        subprocess.run([*command, *drawn[:2], file.as_uri()], capture_output=True, timeout=250, check=True)
     hovered = tmp_path / "hovered.html"
     hovered.write_text(page(WHOLE).replace("</body>", f"<script>{POINT}</script></body>"))
     done = subprocess.run(
-        [*command, "--dump-dom", hovered.as_uri()], capture_output=True, text=True, timeout=60, check=True
+        [*command, "--dump-dom", hovered.as_uri()], capture_output=True, text=True, timeout=250, check=True
     )
     assert (
         "without tfmem: 2.0 GiB at resnet50/conv1/Relu\nwith tfmem: 1.0 GiB at resnet50/conv1/Relu</div>" in done.stdout

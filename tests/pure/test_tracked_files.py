@@ -20,7 +20,7 @@ def fixture_tracked() -> list[tuple[str, Path]]:
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("no checkout of git")
     command = ["git", "-C", str(ROOT), "ls-files", "-s", "-z"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    found = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True).stdout
     entries = (entry.partition("\t") for entry in found.split("\0") if entry)
     return [(facts.split()[0], ROOT / name) for facts, _, name in entries]
 

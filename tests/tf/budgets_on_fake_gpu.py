@@ -73,7 +73,7 @@ def even(timeline: Any, moves: Any, samples: Any, paddings: Any = ()) -> Any:
     return observe(timeline, moves, [replace(each, seconds=0.01 * each.index) for each in samples], paddings)
 
 
-@pytest.mark.timeout(400)  # each of three divisions may run, and be timed
+@pytest.mark.timeout(900)  # each of three divisions may run, and be timed
 def test_a_step_moves_and_is_stitched(gpu: FakeGpu, on_gpu: Callable[..., None]) -> None:
     on_gpu()
     x = tf.constant(np.random.default_rng(1).normal(size=(SIZE, SIZE)).astype(np.float32))

@@ -166,7 +166,7 @@ def fixture_on_fake_driver() -> Callable[[str], None]:
         binary = native_programs.build(program)
         environment = native_programs.environment()
         result = subprocess.run(
-            [str(binary)], env=environment, capture_output=True, text=True, check=False, timeout=120
+            [str(binary)], env=environment, capture_output=True, text=True, check=False, timeout=280
         )
         assert result.returncode == 0, result.stdout + result.stderr
 

@@ -116,7 +116,7 @@ def run_apart(block: str, name: str) -> None:
     program = f"import tensorflow as tf, tf_keras, tfmem\n{first}\n{ROWS}{rest}"
     environment = {**os.environ, **({"TF_USE_LEGACY_KERAS": "1"} if LEGACY in block else {})}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=110
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=280
     )
     if done.returncode:
         raise RuntimeError(f"block {name} failed: {done.stderr[-2000:]}\n{block}")

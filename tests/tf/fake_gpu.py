@@ -61,7 +61,7 @@ def run_file(file: str, op: str = "fusion_on_fake_gpu", long: str = "none") -> N
         pytest.skip("needs a C++ compiler")
     options = ["-q", "-x", "-p", "no:cacheprovider", f"--long={long}"]
     command = ["-m", "pytest", *options, f"tests/tf/{file}_on_fake_gpu.py"]
-    done = run_python(command, environment=build(op), timeout=600)
+    done = run_python(command, environment=build(op), timeout=1100)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
 
 

@@ -24,7 +24,7 @@ from tfmem.steps import measuring, replicas
 
 ROWS, WIDTH = 1024, 128
 BATCH = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
-LIMIT, MIB = 100, 1 << 20  # seconds of a case, and bytes
+LIMIT, MIB = 300, 1 << 20  # seconds of a case, and bytes
 AMPLE = 4096 * MIB
 SCARCE = 8 * MIB  # for a `Deep` net
 

@@ -47,7 +47,7 @@ from tests.tf.one_worker import Worker, digest, survives, tells
 from tests.tf.python_server import Ended, forked
 from tfmem.runtime.workers import Workers
 
-LIMIT = 200  # seconds of a case, beside others that keep the machine busy; what takes longer hangs
+LIMIT = 400  # seconds of a case, beside others that keep the machine busy; what takes longer hangs
 
 
 def tensors_move(worker: Worker) -> None:

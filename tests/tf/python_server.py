@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 100
-IMPORT_SECONDS, FORK_SECONDS = 100, 20
+SECONDS = 280
+IMPORT_SECONDS, FORK_SECONDS = 280, 60
 IMPORTED = ("tensorflow", "pulp", "pytest", "tfmem.api")  # before the server forks: what nearly all programs import
 READ_AT_IMPORT = ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "TF_USE_LEGACY_KERAS")
 CALL = """

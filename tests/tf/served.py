@@ -47,7 +47,7 @@ def served(
     named = [f"serving_default_{given}" for given in inputs]
     environment = {**os.environ, **({"LD_PRELOAD": str(library)} if preloaded else {})}
     command = [str(program), "" if preloaded or linked else str(library), str(model), "StatefulPartitionedCall", *named]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
 
 
 def _objects() -> list[Path]:

@@ -91,7 +91,7 @@ def test_importing_it_is_quiet() -> None:
     assert "TensorFlow Addons" not in done.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("long", ["none", pytest.param("only", marks=pytest.mark.long)])
 def test_cases(long: str) -> None:
     """The tests of `addons_cases.py`, in one process in which `tf.keras` is Keras 2."""

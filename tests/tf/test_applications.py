@@ -9,14 +9,14 @@ from benchmarks.applications.__main__ import CASES, SHARES, WORKER, table, wante
 from benchmarks.runs import in_process
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "image"),
     [("ResNet50V2", 96), ("MobileNetV3Small", 48), ("EfficientNetV2B0", 48)],
 )
 def test_every_share_is_planned_and_put_into_the_graph(name, image):
-    found = in_process(WORKER, {"kind": "planned", "name": name, "image": image, "batch": 16}, timeout=300)
+    found = in_process(WORKER, {"kind": "planned", "name": name, "image": image, "batch": 16}, timeout=580)
     assert found["status"] == "ok", found.get("message")
     assert set(found["plans"]) == {str(share) for share in SHARES}
     for plan in found["plans"].values():
@@ -25,14 +25,14 @@ def test_every_share_is_planned_and_put_into_the_graph(name, image):
     assert found["plans"]["80"]["moves"] > 0
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1300)
 @pytest.mark.long
 def test_one_of_them_trains_within_its_budget():
     task = {"name": "MobileNetV2", "image": 64, "batch": 16}
-    plain = in_process(WORKER, {**task, "kind": "plain"}, timeout=300)
+    plain = in_process(WORKER, {**task, "kind": "plain"}, timeout=580)
     assert plain["status"] == "ok", plain.get("message")
     budget = int(0.65 * plain["peak"])
-    found = in_process(WORKER, {**task, "kind": "under", "budget": budget}, timeout=300)
+    found = in_process(WORKER, {**task, "kind": "under", "budget": budget}, timeout=580)
     assert found["status"] == "ok", found.get("message")
     assert found["decision"] == "moved"
     assert found["reported"] <= budget
@@ -43,7 +43,7 @@ def test_one_of_them_trains_within_its_budget():
 
 def test_a_peak_that_cannot_be_measured_is_none(monkeypatch):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    found = in_process(WORKER, {"kind": "plain", "name": "MobileNetV3Small", "image": 48, "batch": 2}, timeout=300)
+    found = in_process(WORKER, {"kind": "plain", "name": "MobileNetV3Small", "image": 48, "batch": 2}, timeout=580)
     assert found["status"] == "error"
     assert "counts no bytes" in found["message"]
 

@@ -50,7 +50,7 @@ def _run(make: Any, steps: int, budget: int, passes: Any, how: dict[str, Any]) -
 
 def both_within(make: Any, budget: int, **how: Any) -> tuple[Run, Run]:
     """A net that trains within a budget with regions, and then, in the same process, as many steps without tfmem."""
-    return in_a_process(_both_within, make, budget, how, timeout=240)
+    return in_a_process(_both_within, make, budget, how, timeout=500)
 
 
 def _both_within(make: Any, budget: int, how: dict[str, Any]) -> tuple[Run, Run]:
@@ -84,7 +84,7 @@ def stitched_within(make: Any, share: int) -> tfmem.Report:
     return report
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("scarce", [False, True], ids=["60", "50"])
 @pytest.mark.parametrize("make", NETS, ids=lambda make: make.__name__)
@@ -95,12 +95,12 @@ def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, scarce: bool)
     assert report.transfers
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() -> None:
     assert stitched_within(composed_steps.pooled, 21).splits
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     make = composed_steps.mlp
     budget = part_of(make, 72)  # its plan leaves 0.9 MB of that free, as measured
@@ -115,7 +115,7 @@ def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     np.testing.assert_allclose(both.losses, plain.losses, rtol=1e-5)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_random_streams_go_on() -> None:
     make = composed_steps.drawing
     both, plain = both_within(make, part_of(make, 64))
@@ -125,16 +125,16 @@ def test_random_streams_go_on() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_fit_with_metrics_and_moving_averages() -> None:
-    _, unchanged = in_a_process(fitted, 1 << 34, ("offload",), 2, timeout=100)
+    _, unchanged = in_a_process(fitted, 1 << 34, ("offload",), 2, timeout=280)
     budget = unchanged.peak_before * 6 // 10
-    history, report = in_a_process(fitted, budget, PASSES, timeout=200)
+    history, report = in_a_process(fitted, budget, PASSES, timeout=500)
     train = next(each for each in (report, *report.others) if each.function == "train")
     assert train.running, train.fusion
     assert train.transfers
     assert train.peak_measured <= budget
-    plain, _ = in_a_process(fitted, 0, None, len(history["loss"]), timeout=100)
+    plain, _ = in_a_process(fitted, 0, None, len(history["loss"]), timeout=280)
     np.testing.assert_allclose(history["loss"], plain["loss"], rtol=2e-3)
     np.testing.assert_allclose(history["accuracy"], plain["accuracy"], atol=0.02)
 

@@ -33,7 +33,7 @@ def test_blocks_of_pages_run() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_blocks_of_other_pages_run() -> None:
     assert ran(LONG).splitlines() == [f"ran {page}" for page in LONG]
 
@@ -64,7 +64,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 def test_the_notebook_shows_an_effect_in_its_first_cell() -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(NOTEBOOK, 4)
-    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(ROOT)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(ROOT)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
     peak, before = map(float, re.search(r"peak ([\d.]+) instead of ([\d.]+) MiB", printed).groups())  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ def test_a_damaged_script_is_refused(tmp_path: Path) -> None:
     binary = native_programs.build("dynamic_scripts")
     command = [str(binary), *(str(tmp_path / name) for name in files)]
     done = subprocess.run(
-        command, env=native_programs.environment(), capture_output=True, text=True, check=False, timeout=100
+        command, env=native_programs.environment(), capture_output=True, text=True, check=False, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
     refused = dict(line.split() for line in done.stdout.splitlines())

@@ -156,7 +156,7 @@ def test_examples_take_what_is_installed_or_else_the_checkout(is_installed: bool
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     home = tmp_path if is_installed else ROOT
@@ -165,7 +165,7 @@ def test_examples_take_what_is_installed_or_else_the_checkout(is_installed: bool
 
 def test_an_unknown_example_is_refused_with_those_that_exist() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples"), "nothing"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, str(ROOT / "examples"), "nothing"], capture_output=True, text=True, check=False, timeout=250
     )
     assert done.returncode == 1
     assert (

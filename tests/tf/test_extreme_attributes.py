@@ -36,7 +36,7 @@ def outcomes(mode: str) -> dict[int, str]:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_case_ends_the_process(mode: str) -> None:
     found = outcomes(mode)

@@ -20,7 +20,7 @@ from benchmarks.fusion.workloads import make
 from benchmarks.fusion.workloads.anyone import WORKLOADS
 from benchmarks.records import FORMAT
 
-pytestmark = pytest.mark.timeout(600)  # one test waits for what all of them need
+pytestmark = pytest.mark.timeout(1200)  # one test waits for what all of them need
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def test_ctas_that_wait_for_each_other_run_at_once(on_fake_driver: Callable[[str
     on_fake_driver("kernel_launch")
 
 
-@pytest.mark.timeout(660)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("file", [*ON_FAKE_GPU, *(pytest.param(file, marks=pytest.mark.long) for file in LONG)])
 def test_regions_on_a_fake_gpu(file: str) -> None:
     fake_gpu.run_file(file)

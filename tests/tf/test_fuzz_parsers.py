@@ -16,7 +16,7 @@ from tests.tf.fuzz_parsers import fuzz
 INPUTS, SEED = 40_000, 20
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.long
 def test_no_text_reads_past_what_there_is(tmp_path: Path) -> None:
     if shutil.which(build_flags.compiler()) is None:

@@ -101,7 +101,7 @@ sys.exit(7)
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
 def ended(script: str) -> Ended:

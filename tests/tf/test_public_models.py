@@ -15,7 +15,7 @@ SHORT = ("graph_attention", "wgan_gp")
 LONG = ("word2vec", "llama", "gemma", "bloom", "mixtral", "t5", "bert", "deep_fm", "ft_transformer", "diffusion")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
 def test_a_step_learns_what_it_learnt(name: str) -> None:
     """Later losses depend on the gradients of earlier steps. Dropout draws the same numbers.

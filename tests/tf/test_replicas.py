@@ -6,7 +6,7 @@ import pytest
 
 from tests.tf.python_server import ROOT, run_python
 
-TIMEOUT = 500  # seconds; what waits for itself would never end, and ends by the limit of its case
+TIMEOUT = 900  # seconds; what waits for itself would never end, and ends by the limit of its case
 
 
 def require_equal(module: str, *cases: str) -> None:
@@ -20,24 +20,24 @@ def long(*cases: str) -> list[object]:
     return [pytest.param(case, marks=pytest.mark.long) for case in cases]
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("cases", ["loops", "keras", *long("collectives", "tf_keras")])
 def test_two_replicas(cases: str) -> None:
     require_equal("in_replicas", cases)
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 def test_plans_are_compared_by_steps_of_all_replicas() -> None:
     require_equal("in_replicas_trials")
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("cases", ["loops", "faster", *long("data", "draws", "keras", "tf_keras")])
 def test_two_replicas_in_pieces_of_the_batch(cases: str) -> None:
     require_equal("in_replicas_splits", cases)
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize(
     "cases",
     [
@@ -62,19 +62,19 @@ def test_uses(cases: str) -> None:
     require_equal("in_replicas_uses", cases)
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("cases", ["dynamic", "example"])
 def test_dynamic_nets(cases: str) -> None:
     require_equal("in_replicas_dynamic", cases)
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("cases", ["forms", "servers", *long("meshes")])
 def test_what_has_no_plan_runs_or_is_refused(cases: str) -> None:
     require_equal("in_other_strategies", cases)
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize(
     "cases", ["loops", "moves", *long("other_moves", "moves_keras", "keras", "collectives", "tf_keras")]
 )

@@ -58,7 +58,7 @@ def test_every_mutation_changes_some_graph(mutation: Any, bases: dict[str, Any])
     pytest.fail("it never did")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"from {seeds[0]}")
 def test_a_few_hundred(capsys: pytest.CaptureFixture[str], seeds: range) -> None:
     status = __main__.main(["--seed", str(seeds[0]), "--count", str(len(seeds)), "--workers", "2", "--seconds", "300"])

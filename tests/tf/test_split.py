@@ -298,7 +298,7 @@ def fitted(kind: str, count: int, share: float | None) -> tuple[dict[str, list[f
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kind", "count", "share"), [("vgg", 61, 0.5), ("unet", 32, 0.6), ("normalised unet", 16, 0.9)]
 )

@@ -7,6 +7,6 @@ import pytest
 from tests.tf import fake_gpu
 
 
-@pytest.mark.timeout(660)
+@pytest.mark.timeout(1200)
 def test_draws_on_a_fake_gpu() -> None:
     fake_gpu.run_file("step_draws", "step_draws_on_fake_gpu")

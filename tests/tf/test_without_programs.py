@@ -7,7 +7,7 @@ import pytest
 from tests.tf import fake_gpu
 
 
-@pytest.mark.timeout(660)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("long", ["none", pytest.param("only", marks=pytest.mark.long)])
 def test_the_cpu_computes_them(long: str) -> None:
     fake_gpu.run_file("without_programs", "without_programs_on_fake_gpu", long=long)

@@ -31,7 +31,7 @@ from tfmem.steps.worker_records import ProposedPieces, Record, WorkersVerdict, a
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
 SAID = "\nequal\n"  # a worker that ends first makes TensorFlow write of it in the other one
-TIMEOUT = 500  # seconds; a worker that hangs ends by itself before, by the limit of its case
+TIMEOUT = 900  # seconds; a worker that hangs ends by itself before, by the limit of its case
 FITS = Record("tfmem 1", "c", budget=10, moves=2)
 INFEASIBLE = replace(FITS, why="too small", error="InfeasibleBudgetError", smallest_budget=12, op="x", least=11)
 
@@ -70,7 +70,7 @@ def results(cases: str, folder: Path) -> list[Ended]:
         return call(in_workers.both, cases, str(folder), free, timeout=TIMEOUT)
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize(
     "cases",
     [
@@ -102,7 +102,7 @@ def test_two_workers(cases: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize(
     "case",
     [
@@ -120,7 +120,7 @@ def test_a_worker_is_killed(case: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.timeout(1040)
+@pytest.mark.timeout(1920)
 @pytest.mark.long
 def test_training_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
     """From where tf_keras's `BackupAndRestore` left off, with the same numbers."""

@@ -371,7 +371,8 @@ LOOPS = (
 CASES = {
     "loops": LOOPS,
     "collectives": (tensors_move_whatever_is_packed,),
-    "keras": (models_of_keras_train, predictions_of_keras),
+    "keras": (models_of_keras_train,),
+    "predictions": (predictions_of_keras,),
     "tf_keras": (models_of_tf_keras_train, predictions_of_tf_keras),
 }
 

@@ -180,20 +180,16 @@ def the_disk_of_a_worker_is_full(worker: Worker) -> None:
     assert digest(training) == before
 
 
-AGREEING = (
-    tensors_move,
-    plans_differ,
+AGREEING = (tensors_move, plans_differ, a_budget_is_infeasible, one_worker_stitches, a_worker_is_plain)
+MORE_AGREEING = (
     a_worker_starts_late,
-    a_budget_is_infeasible,
     a_host_takes_too_little,
     workers_meet_in_a_branch,
     versions_differ,
     kernels_differ,
-    one_worker_stitches,
     plans_are_tried_on_both,
     regions_beside_the_moves_of_a_worker,
     a_worker_has_no_budget,
-    a_worker_is_plain,
 )
 ALONE = (
     models_of_tf_keras_train,
@@ -209,6 +205,7 @@ ALONE = (
 TWO_DEVICES = (tensors_move, plans_differ, a_budget_is_infeasible, a_host_takes_too_little, workers_meet_in_a_branch)
 CASES = {
     "agreeing": AGREEING,
+    "more_agreeing": MORE_AGREEING,
     "over_budget": OVER_BUDGET,
     "stitched": (*STITCHED, a_model_is_stitched),
     "trials": TRIALS,

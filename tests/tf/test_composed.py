@@ -95,6 +95,7 @@ def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, scarce: bool)
     assert report.transfers
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() -> None:
     assert stitched_within(composed_steps.pooled, 21).splits

@@ -190,6 +190,7 @@ def test_a_function_trains_with_batches_of_any_size():
     assert losses[-2] < losses[0]
 
 
+@pytest.mark.long
 def test_several_threads_and_handles():
     nets = [TreeLSTM(hidden=40, seed=seed) for seed in range(2)]
     handles = [net.specialize() for net in nets]

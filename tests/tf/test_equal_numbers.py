@@ -54,7 +54,7 @@ def trained_by(optimizer: Any, budget: int | None, batch: Any) -> tuple[list[byt
     return [np.asarray(each).tobytes() for each in tf.nest.flatten([results, held])], report
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_under_a_budget_is_equal_to_the_bit(name: str, batch: Any, flow: Flow) -> None:
     del flow

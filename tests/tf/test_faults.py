@@ -245,6 +245,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.long
 def test_nothing_leaks_over_1000_steps(flow, tmp_path):
     """In a separate process: what other tests left running here opens files and allocates at any time."""
     in_a_process(a_thousand_steps, tmp_path)

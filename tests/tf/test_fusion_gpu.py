@@ -13,15 +13,13 @@ ON_FAKE_GPU = (
     "library_products",
     "ops",
     "orders",
-    "padded_convolutions",
     "pooling",
     "product_steps",
     "programs",
     "products",
     "steps",
-    "tuning",
 )
-LONG = ("budgets", "random", "sparse")
+LONG = ("budgets", "padded_convolutions", "random", "sparse", "tuning")
 
 
 def test_launches_in_flight_have_addresses_of_their_own(on_fake_driver: Callable[[str], None]) -> None:

@@ -83,6 +83,7 @@ def test_two_of_a_name_draw_the_same(name: str) -> None:
     assert len(one.start) == len(other.start)
 
 
+@pytest.mark.long
 def test_both_forms_of_the_dynamic_rnn_are_one_network() -> None:
     masked, conditional = (System.begun("graph", lambda name=name: make(name)) for name in ("dynrnn", "dynrnn_if"))
     assert masked.scalar() == pytest.approx(conditional.scalar(), rel=1e-6)

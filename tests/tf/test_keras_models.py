@@ -141,6 +141,7 @@ def test_nothing_is_installed_where_nothing_can_change(library: Any, flow: Any) 
     assert tfmem.report(model).decision == "unchanged: no budget"
 
 
+@pytest.mark.long
 def test_control_flow_in_layers_of_tf_keras(flow: Any) -> None:
     """tf_keras lets autograph convert a layer's `call`; a `train_step` it does not."""
 

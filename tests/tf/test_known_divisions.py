@@ -214,6 +214,7 @@ def test_a_division_is_kept_for_its_budget_and_options(trained: Any, new_net: An
     assert trained(new_net().step, images(64), 4 * MIB).known
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("room", [0, ELSEWHERE], ids=["same room", "another room"])
 @pytest.mark.parametrize("kind", ["unknown", "twice", "torn", "again", "behind", "batch", "count", "whole"])
 def test_a_division_that_does_not_serve_is_not_taken(

@@ -84,6 +84,7 @@ def require_loops_alone(report: tfmem.Report) -> None:
         assert re.search("while.*/body/", region.name), region.name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["infer", "train"])
 @pytest.mark.parametrize("net", NETS)
 def test_the_faster_one_runs_and_both_compute_the_same(net: str, mode: str, found: Times) -> None:

@@ -45,6 +45,7 @@ def test_gradients_are_those_of_the_definition(library: Library, name: str, trai
                 assert distance(tensor, array) < 1e-12, (units, time, batch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["lstm", "gru canonical", "layer_norm_simple_rnn"])
 def test_gradients_are_what_finite_differences_say(library: Library, name: str) -> None:
     cell = cells_of(3)[name]

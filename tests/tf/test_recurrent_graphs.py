@@ -220,7 +220,7 @@ def model_of(package: Any) -> Any:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("package", [keras, tf_keras], ids=lambda package: package.__name__)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_models_predict_and_evaluate(package: Any, compiled: bool) -> None:

@@ -111,7 +111,7 @@ LEGACY = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LEGACY)
 def test_tf_keras_trains_the_same(name: str) -> None:
     replaced, layers = LEGACY[name]

@@ -21,18 +21,19 @@ def long(*cases: str) -> list[object]:
 
 
 @pytest.mark.timeout(960)
-@pytest.mark.parametrize("cases", ["loops", "keras", *long("collectives", "tf_keras")])
+@pytest.mark.parametrize("cases", ["loops", "keras", *long("predictions", "collectives", "tf_keras")])
 def test_two_replicas(cases: str) -> None:
     require_equal("in_replicas", cases)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(960)
 def test_plans_are_compared_by_steps_of_all_replicas() -> None:
     require_equal("in_replicas_trials")
 
 
 @pytest.mark.timeout(960)
-@pytest.mark.parametrize("cases", ["loops", "faster", *long("data", "draws", "keras", "tf_keras")])
+@pytest.mark.parametrize("cases", ["loops", *long("faster", "data", "draws", "keras", "tf_keras")])
 def test_two_replicas_in_pieces_of_the_batch(cases: str) -> None:
     require_equal("in_replicas_splits", cases)
 
@@ -63,20 +64,20 @@ def test_uses(cases: str) -> None:
 
 
 @pytest.mark.timeout(960)
-@pytest.mark.parametrize("cases", ["dynamic", "example"])
+@pytest.mark.parametrize("cases", ["example", *long("dynamic")])
 def test_dynamic_nets(cases: str) -> None:
     require_equal("in_replicas_dynamic", cases)
 
 
 @pytest.mark.timeout(960)
-@pytest.mark.parametrize("cases", ["forms", "servers", *long("meshes")])
+@pytest.mark.parametrize("cases", ["servers", *long("forms", "meshes")])
 def test_what_has_no_plan_runs_or_is_refused(cases: str) -> None:
     require_equal("in_other_strategies", cases)
 
 
 @pytest.mark.timeout(960)
 @pytest.mark.parametrize(
-    "cases", ["loops", "moves", *long("other_moves", "moves_keras", "keras", "collectives", "tf_keras")]
+    "cases", ["loops", *long("moves", "other_moves", "moves_keras", "keras", "collectives", "tf_keras")]
 )
 def test_two_fused_replicas(cases: str) -> None:
     require_equal("fused_replicas", cases)

@@ -87,6 +87,7 @@ print(json.dumps({"ways": ways, "unasked": run(function, observe=False)["told"]}
 """
 
 
+@pytest.mark.long
 def test_where_onednn_is_off_the_cure_is_told_and_it_is_no_reason() -> None:
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
     done = run_python(["-c", WITHOUT_ONEDNN], environment, ROOT)

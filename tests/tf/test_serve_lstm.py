@@ -86,6 +86,7 @@ def test_percentiles_and_gains_are_those_of_the_times() -> None:
     assert lines[3].split() == ["4.0", "x"] * 3
 
 
+@pytest.mark.long
 def test_the_example_serves_the_same_answers_from_a_replaced_layer(tmp_path: Path) -> None:
     arguments = ["--units=20", "--layers=2", "--epochs=1", "--batch", "1", "3", "--requests=20"]
     finished = run_python(["-m", "examples.serve_lstm", *arguments, "--output", str(tmp_path)], cwd=ROOT)

@@ -128,7 +128,7 @@ def test_without_a_budget(way: Way, all_places: bool) -> None:
         compare(plain, optimized, way, place)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @ways(UNDER_A_BUDGET)
 def test_with_a_budget(way: Way) -> None:
     def within(budget: int) -> tuple[Any, Net, list[Any]]:

@@ -7,6 +7,7 @@ import pytest
 from tests.tf import fake_gpu
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("long", ["none", pytest.param("only", marks=pytest.mark.long)])
 def test_the_cpu_computes_them(long: str) -> None:

@@ -79,6 +79,7 @@ def results(cases: str, folder: Path) -> list[Ended]:
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
+                "more_agreeing",
                 "over_budget",
                 "stitched",
                 "trials",

@@ -104,7 +104,7 @@ def chained(step: pipeline.Step, graph: Graph) -> Graph:
     return copy
 
 
-@settings(max_examples=examples(1000))
+@settings(max_examples=examples(500))
 @given(graph=nets(), share=st.floats(0.3, 0.95), link=st.sampled_from(LINKS))
 def test_a_plan_keeps_its_promise_at_every_position(graph, share, link):
     step = pipeline.Step.read(graph)

@@ -36,6 +36,7 @@ from graph_passes.passes.offload.plan import OffloadPlan, Probing, plan_offload
 from graph_passes.pipeline import Step, edit_step
 from graph_passes.refusals import Reason
 from tests.spmd_graphs import Spmd, device, execute, steps, training_step
+from tests.tiers import examples
 
 OPTIONS = OffloadOptions(reuse_distance=1)
 NET = Spmd((2, 3, 1, 2, 4), (0, 0, 0, 1, 2), 2, 1)
@@ -180,7 +181,7 @@ def test_a_branch_that_meets_other_processes_has_its_turn_among_collectives(lane
     assert waits_for_itself(outer) == ()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(200))
 @given(net=steps(), edges=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=4), seed=st.integers())
 def test_a_step_waits_for_itself_where_a_run_does_not_end(
     net: Spmd, edges: Sequence[tuple[int, int]], seed: int
@@ -202,7 +203,7 @@ def test_a_step_waits_for_itself_where_a_run_does_not_end(
     assert stuck.issuperset(cycle)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(120))
 @given(net=steps(), share=st.floats(0.4, 0.99), seed=st.integers())
 def test_plans_of_each_lane_end_with_the_same_values(net: Spmd, share: float, seed: int) -> None:
     step = Step.read(training_step(net))

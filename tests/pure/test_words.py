@@ -18,6 +18,7 @@ OPENING = re.compile(r"\s*(Of|The same|That|Those|With|As|And|Whose)\b")
 UNNAMED = re.compile(r"(Of|The same|That of|Those|Whose|And)\b")  # comments may be clauses, "As in TensorFlow: ..."
 MOST_WORDS = 25  # of a sentence, or of its part before a colon or a semicolon
 COMMENT = re.compile(r"^[ \t]*(#|//) ")
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 TEXTS = {".md", ".py", ".cc", ".h", ".cuh", ".toml"}
 CODE = ("custom_ops", "graph_passes", "tfmem", "examples", "tools", "benchmarks")
 QUOTES = {
@@ -51,9 +52,12 @@ def opening(file: Path) -> re.Pattern[str]:
 
 def docstrings(file: Path) -> Iterator[str]:
     """The docstrings of a module, its classes and its functions."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    waiting: list[ast.AST] = [ast.parse(file.read_text())]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node, clean=False) or ""
+        waiting += [each for block in BLOCKS for each in getattr(node, block, ())]  # expressions hold no docstring
 
 
 def comments(text: str) -> Iterator[str]:

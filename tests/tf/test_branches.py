@@ -65,10 +65,22 @@ def test_values_and_gradients(grappled: bool) -> None:
             np.testing.assert_allclose(function(*given)[0], exact, rtol=1e-5, atol=1e-6)
 
 
+def place(x: Any) -> Any:
+    return tf.cast(x[0, 0], tf.int32)
+
+
 STAYS: dict[str, Callable[[Any, Any], Any]] = {
     "an update": lambda x, v: tf.cond(x[0, 0] > 0.0, lambda: v.assign_add(1.0) + x, lambda: x),
     "a check": lambda x, v: tf.cond(x[0, 0] > 0.0, lambda: tf.debugging.check_numerics(x, "no"), lambda: x),
     "an index": lambda x, v: tf.cond(x[0, 0] > 0.0, lambda: tf.gather(x, tf.cast(x[0, :1], tf.int32)), lambda: x[:1]),
+    "an index that it guards": lambda x, v: tf.cond(place(x) < 5, lambda: x[place(x)], lambda: x[0]),
+    "an offset that it guards": lambda x, v: tf.cond(
+        place(x) < 5, lambda: tf.slice(x, [place(x), 0], [1, 7]), lambda: x[:1]
+    ),
+    "an axis that it guards": lambda x, v: tf.cond(place(x) < 2, lambda: tf.reduce_sum(x, place(x)), lambda: x[:, 0]),
+    "a size that it guards": lambda x, v: tf.cond(
+        place(x) == 35, lambda: tf.reduce_sum(tf.reshape(x, [place(x)])), lambda: 0.0
+    ),
     "integers that are divided": lambda x, v: tf.cond(
         x[0, 0] > 0.0, lambda: 7 // tf.cast(x, tf.int32), lambda: tf.cast(x, tf.int32)
     ),
@@ -84,6 +96,23 @@ def test_others_stay(name: str) -> None:
     step = tf.function(lambda x: STAYS[name](x, variable))
     _, graph_def = selected(step, tf.ones(SHAPE))
     assert CONDITIONS & ops(graph_def).keys()
+
+
+@pytest.mark.parametrize("ones", [tf.ones, tf.Variable], ids=["a tensor", "a variable"])
+def test_one_that_guards_a_size_stays(ones: Any) -> None:
+    """Where the other branch ran, it would add five rows to six."""
+    open_shape = tf.TensorShape([None, 7])
+    held = tf.Variable(tf.ones([6, 7]), shape=open_shape) if ones is tf.Variable else tf.ones(SHAPE)
+
+    @tf.function(input_signature=[tf.TensorSpec(open_shape)])
+    def step(x: Any) -> Any:
+        same = tf.shape(x)[0] == tf.shape(held)[0]
+        return tf.cond(same, lambda: tf.reduce_sum(x + held), lambda: tf.constant(0.0))
+
+    function, graph_def = selected(step)
+    assert CONDITIONS & ops(graph_def).keys()
+    for rows in (5, 6):
+        assert float(function(tf.ones([rows, 7]))) == float(step(tf.ones([rows, 7])))
 
 
 def test_one_whose_gradient_stays_keeps_what_it_kept() -> None:
@@ -102,6 +131,18 @@ def test_one_whose_gradient_stays_keeps_what_it_kept() -> None:
         function, _ = selected(step, given)
         for found, expected in zip(function(given), step(given), strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+def test_a_stitched_step_raises_nothing_that_its_conditions_guard() -> None:
+    @tf.function
+    def step(x: Any, index: Any) -> Any:
+        y = tf.tanh(x) * tf.sigmoid(x) + tf.abs(x)
+        return tf.reduce_sum(y), tf.cond(index < 5, lambda: tf.reduce_sum(x[index]), lambda: tf.constant(0.0))
+
+    found = optimized(step, fusion=tfmem.FusionOptions(tune="full", xla=False))
+    for index in (3, 5):
+        given = tf.ones(SHAPE), tf.constant(index)
+        close(run(found, 4, *given), run(step, 4, *given))
 
 
 def test_a_step_with_conditions_is_stitched_whole() -> None:

@@ -2,14 +2,15 @@
 
     If(p, x) -> y        then(x), else(x), y = select(p, then, else)
 
-Both branches run, so this is for small ones, of ops that compute something for all numbers and raise nothing. The other
-branch's NaN is never seen: a select takes the numbers of one. The gradient of a condition reads what its branch kept in
+Both branches run, so this is for small ones, of ops that compute something for all numbers and raise nothing: an index
+or a size that data decides may be guarded by the condition. Sizes that tracing knew it has checked. The other branch's
+NaN is never seen: a select takes the numbers of one. The gradient of a condition reads what its branch kept in
 an Optional, which the other branch leaves empty; it reads the branch's own tensor then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -18,7 +19,10 @@ import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.python.ops import handle_data_util
 
+from graph_passes.errors import GraphError
+from tfmem.capture.build import shaped_graph
 from tfmem.capture.captured import RANDOM, READERS, Captured, is_stateful, op_name
 from tfmem.capture.inline import inline_captured
 
@@ -28,7 +32,7 @@ MOST_NUMBERS = 1 << 20  # that a branch returns
 DEEPEST = 8  # conditions in conditions
 _KEPT = "TfmemKept"  # stands for an Optional of either branch; in no graph that leaves this module
 _VALUE, _NONE, _GET = "OptionalFromValue", "OptionalNone", "OptionalGetValue"
-# No kernel of these raises, whatever the numbers; the sizes are those that were traced.
+# No kernel of these raises, whatever the numbers, for inputs of the sizes that were traced; but see `_SIZES`.
 _NAMES = """
 Abs Add AddN AddV2 All Any Asinh Atan Atan2 BatchMatMul BatchMatMulV2 BiasAdd BiasAddGrad BroadcastGradientArgs
 BroadcastTo Cast Ceil ClipByValue ConcatOffset ConcatV2 Const Cos Cosh DivNoNan Elu EluGrad Equal Erf Erfc Exp
@@ -41,6 +45,20 @@ SoftsignGrad Split SplitV Sqrt SqrtGrad Square SquaredDifference Squeeze StopGra
 TanhGrad Tile Transpose Unpack Xdivy Xlog1py Xlogy ZerosLike _FusedMatMul
 """
 _SAFE = frozenset(_NAMES.split())
+# The inputs that say which part of a tensor is read, or how large the result is: numbers of theirs may make a kernel
+# raise, so tracing has to know them. A negative place counts from the end.
+_SIZES = {
+    **dict.fromkeys(("All", "Any", "Max", "Mean", "Min", "Prod", "Sum"), (1,)),
+    **dict.fromkeys(("BroadcastTo", "ExpandDims", "Reshape", "Tile", "Transpose"), (1,)),
+    **dict.fromkeys(("Fill", "Split"), (0,)),
+    "BroadcastGradientArgs": (0, 1),
+    "ConcatV2": (-1,),
+    "Range": (0, 1, 2),
+    "Slice": (1, 2),
+    "SplitV": (1, 2),
+    "StridedSlice": (1, 2, 3),
+}
+_OF_SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 _FLOATS = frozenset(each.as_datatype_enum for each in (tf.float16, tf.bfloat16, tf.float32, tf.float64))
 _DIVIDE = frozenset({"FloorDiv", "FloorMod", "RealDiv"})  # kernels of integers raise where the divisor is 0
 _FREE = frozenset({"Const", "Identity", "NoOp", _VALUE, _NONE, _GET})
@@ -59,7 +77,7 @@ def with_selects(captured: Captured) -> Captured:
 
 def _attempt(captured: Captured, refused: Collection[str]) -> tuple[Captured, set[str]]:
     """The result, and names of conditions for which that is wrong: an Optional of theirs is read by something else."""
-    found, roots = captured, dict[str, str]()
+    found, roots, sized = captured, dict[str, str](), _of_known_sizes(captured)
     for _ in range(DEEPEST):
         library = {each.signature.name: each for each in found.graph_def.library.function}
         fetched = set(map(op_name, found.fetches))
@@ -67,7 +85,7 @@ def _attempt(captured: Captured, refused: Collection[str]) -> tuple[Captured, se
             node.name
             for node in found.graph_def.node
             if node.op in CONDITIONS and node.name not in fetched and roots.get(node.name, node.name) not in refused
-            if _is_pure(node, library)
+            if (node.name in sized or node.name in roots) and _is_pure(node, library)
         }
         if not wanted:
             break
@@ -96,25 +114,62 @@ def _is_pure(node: NodeDef, library: Library) -> bool:
         known = not shape.unknown_rank and -1 not in sizes and prod(sizes) <= MOST_NUMBERS
         if dtype != tf.variant.as_datatype_enum and not known:
             return False
-    ops = list(_ops(node, library, 0))
-    return sum(each.op not in _FREE for each, _ in ops) <= MOST_OPS and all(_is_safe(*each) for each in ops)
+    counts = [0]
+    return _are_safe(node, library, 0, [False] * len(node.input), counts) and counts[0] <= MOST_OPS
 
 
-def _ops(node: NodeDef, library: Library, depth: int) -> Iterator[tuple[NodeDef, Mapping[str, NodeDef]]]:
-    """The ops of both branches, each with the constants beside it, those of conditions in them, too. A condition that
-    is not known comes as itself."""
+def _are_safe(node: NodeDef, library: Library, depth: int, given: Sequence[bool], counts: list[int]) -> bool:
+    """Whether no op of both branches raises, those of conditions in them included.
+
+    Args:
+        node: the condition.
+        library: the functions.
+        depth: how many conditions it is in.
+        given: of each of its inputs, the predicate first, whether tracing knew its numbers.
+        counts: the number of ops, which is added to.
+    """
     bodies = [library.get(node.attr[name].func.name) for name in ("then_branch", "else_branch")]
     if depth >= DEEPEST or None in bodies:
-        yield node, {}
-        return
+        return False
     for body in bodies:
         assert body is not None
+        known = dict(zip((arg.name for arg in body.signature.input_arg), given[1:], strict=False))
         constants = {each.name: each for each in body.node_def if each.op == "Const"}
         for inner in body.node_def:
+            data = [known.get(op_name(name), False) for name in inner.input if not name.startswith("^")]
+            known[inner.name] = inner.op == "Const" or inner.op in _OF_SHAPES or (inner.op in _SAFE and all(data))
+            counts[0] += inner.op not in _FREE
             if inner.op in CONDITIONS and _is_pure_shape(inner):
-                yield from _ops(inner, library, depth + 1)
-            else:
-                yield inner, constants
+                if not _are_safe(inner, library, depth + 1, data, counts):
+                    return False
+            elif not _is_safe(inner, constants) or not all(data[place] for place in _SIZES.get(inner.op, ())):
+                return False
+    return True
+
+
+def _of_known_sizes(captured: Captured) -> set[str]:
+    """The conditions whose branches are given tensors of known shapes only."""
+    names = [node.name for node in captured.graph_def.node if node.op in CONDITIONS]
+    if not names:
+        return set()
+    try:
+        shapes = shaped_graph(captured)
+    except GraphError:  # whatever reads the graph next says so
+        return set()
+    return {name for name in names if _has_known_sizes(shapes.get_operation_by_name(name))}
+
+
+def _has_known_sizes(condition: tf.Operation) -> bool:
+    """Whether tracing knew the shapes of all that the branches are given, of variables, too."""
+    for tensor in condition.inputs:
+        if tensor.dtype == tf.resource:
+            data = handle_data_util.get_resource_handle_data(tensor)
+            shapes = [tf.TensorShape(each.shape) for each in data.shape_and_type] if data.is_set else []
+        else:
+            shapes = [tensor.shape] if tensor.dtype != tf.variant else []
+        if not all(shape.is_fully_defined() for shape in shapes):
+            return False
+    return True
 
 
 def _is_pure_shape(node: NodeDef) -> bool:

@@ -155,3 +155,26 @@ def test_control_flow_in_layers_of_tf_keras(flow: Any) -> None:
         wanted, model = (recurrent(tf_keras, last=Clipped(), dropout=0.0) for _ in range(2))
         for found, expected in zip(runs(tfmem.optimize(model, **options)), runs(wanted), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [None, "4MiB"])
+@LIBRARIES
+def test_functions_that_run_eagerly_run_eagerly(library: Any, budget: str | None) -> None:
+    """`tf.config.run_functions_eagerly`, set after a model is optimised: its Python code runs at every step."""
+
+    class Seen(library.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            seen.append(tf.is_symbolic_tensor(data[0]))
+            return super().train_step(data)
+
+    seen: list[bool] = []
+    inputs = library.Input((7, 5))
+    model = Seen(inputs, library.layers.Dense(1)(library.layers.LSTM(4)(inputs)))
+    model.compile("sgd", "mse", jit_compile=False)
+    tfmem.optimize(model, memory_budget=budget)
+    tf.config.run_functions_eagerly(True)
+    try:
+        model.fit(X, Y, **FIT)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert seen == [False] * 6

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import tensorflow as tf
+
 from graph_passes.errors import GraphError
 from graph_passes.names import suffix_of
 from graph_passes.report import Report
@@ -118,6 +120,8 @@ class ModelFunction:
         Args:
             source: what Keras gives its own function: an iterator, a generator, or a list of batches.
         """
+        if tf.config.functions_run_eagerly():
+            return self._keras.own(source)
         if self._untouched is None:
             if not is_iterator(source):
                 source = list(islice(source, keras_functions.steps_per_execution(self._model)))

@@ -123,3 +123,36 @@ def test_wrong_paths(saved, tmp_path):
         optimize_saved_model(tmp_path, tmp_path / "out", rewrite)
     with pytest.raises(GraphError, match="not empty"):
         optimize_saved_model(saved, tmp_path, rewrite)
+
+
+class Served(tf.Module):
+    """Functions that users call by names of parameters, and with defaults."""
+
+    @tf.function
+    def of_traces(self, x, doubled=False, *, scale=1.0):
+        return tf.exp(x) * (2.0 if doubled else 1.0) * scale
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], name="given"), tf.TensorSpec([], name="factor")])
+    def of_a_signature(self, given, factor=3.0):
+        return tf.exp(given) * factor
+
+
+def test_functions_are_called_by_the_names_and_with_the_defaults_that_they_had(tmp_path):
+    served, spec = Served(), tf.TensorSpec([None, 2])
+    served.of_traces.get_concrete_function(spec)
+    served.of_traces.get_concrete_function(spec, doubled=True, scale=0.5)
+    tf.saved_model.save(served, str(tmp_path / "model"))
+    path = optimize_saved_model(tmp_path / "model", tmp_path / "out", rewrite)
+    found = tf.saved_model.load(path)
+    for call in (
+        lambda model: model.of_traces(FEATURES),
+        lambda model: model.of_traces(x=FEATURES),
+        lambda model: model.of_traces(FEATURES, True, scale=0.5),
+        lambda model: model.of_traces(FEATURES, doubled=True, scale=0.5),
+        lambda model: model.of_a_signature(FEATURES, tf.constant(2.0)),
+        lambda model: model.of_a_signature(factor=2.0, given=FEATURES),
+        lambda model: model.of_a_signature(FEATURES),
+    ):
+        np.testing.assert_array_equal(call(found), call(served))
+    with pytest.raises(TypeError, match="other"):
+        found.of_traces(FEATURES, other=1.0)

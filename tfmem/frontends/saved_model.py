@@ -5,6 +5,7 @@ Relies on `_list_all_concrete_functions` of a loaded `tf.function`: no public AP
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from functools import partial
@@ -104,16 +105,30 @@ def _rewrite_function(function: Any, rewrite: Replace) -> Any:
     if all(old is new for old, new in traces):
         return function
 
-    @tf.function(autograph=False)
-    def rewritten(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
         # Saving may trace again, so this finds the trace by its arguments.
         callee = next(new for old, new in traces if _takes(old, args, kwargs))
         return callee(*args, **kwargs)
 
+    spec = function.function_spec
+    called.__signature__ = _signature(spec)  # type: ignore[attr-defined]  # users call it by these names
+    rewritten = tf.function(called, input_signature=spec.input_signature, autograph=False)
+    if spec.input_signature is not None:
+        rewritten.get_concrete_function()
+        return rewritten
     for old, _ in traces:
         args, kwargs = old.structured_input_signature
         rewritten.get_concrete_function(*args, **kwargs)
     return rewritten
+
+
+def _signature(spec: Any) -> inspect.Signature:
+    """The names of a function's parameters, and their defaults, as `tf.function` keeps them."""
+    parameters = [
+        inspect.Parameter(each.name, each.kind, default=spec.default_values.get(each.name, inspect.Parameter.empty))
+        for each in spec.function_type.parameters.values()
+    ]
+    return inspect.Signature(parameters)
 
 
 def _takes(trace: ConcreteFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -118,6 +118,7 @@ EXTERNAL = frozenset(
 )
 
 # Stateful ops that only read: they may move to where nothing writes between the old place and the new one.
+PYTHON_CALLS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
 
 # Random ops that draw other numbers each time they run.
@@ -243,6 +244,12 @@ FIXED_SIZE = FLOATS | {
 
 # A region: several ops that run as one. Under a memory budget one that takes variables also writes some.
 FUSION_OP = "TfmemFusion"
+
+
+def calls_python(graph: Graph) -> bool:
+    """Whether ops of a graph, or of functions that it calls, run Python code."""
+    called = (function.graph for function in graph.functions.values())
+    return any(node.op in PYTHON_CALLS for node in graph) or any(map(calls_python, called))
 
 
 def has_regions(graph: Graph) -> bool:

@@ -1,7 +1,9 @@
 """A step that could not be measured alone runs and trains, and nothing of what was measured is used or kept."""
 
+import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -10,6 +12,7 @@ from custom_ops.load import Library, load
 from tests.tf.optimized_runs import in_a_process
 from tfmem.api import make_engine
 from tfmem.runtime import measuring_lock
+from tfmem.runtime.measuring_lock import WaitsFor
 from tfmem.steps.known_profiles import BatchProfiles, KnownProfiles
 
 SPARE = 256 << 10
@@ -112,18 +115,61 @@ def test_a_call_that_waits_for_other_processes_makes_none_wait(monkeypatch):
     """Neither it nor one that is measured meanwhile knows what it took."""
     engine = make_engine(tfmem.Options(memory_budget="1GiB"))
     device = [engine.settings.target.name]
-    assert engine.meter.watched_on(device, lambda: 7, elsewhere=True)[1] is not None
+    assert engine.meter.watched_on(device, lambda: 7, waits=WaitsFor.PROCESSES)[1] is not None
     assert engine.meter.watched(lambda: 7)[1] is not None
     with measuring_lock.alone() as turn:
-        assert engine.meter.watched_on(device, lambda: 7, elsewhere=True) == (7, None)
+        assert engine.meter.watched_on(device, lambda: 7, waits=WaitsFor.PROCESSES) == (7, None)
         assert not turn.alone
-    (_, inner), outer = engine.meter.watched_on(device, lambda: engine.meter.watched(lambda: 7), elsewhere=True)
+    (_, inner), outer = engine.meter.watched(lambda: engine.meter.watched(lambda: 7), WaitsFor.PROCESSES)
     assert inner is None
     assert outer is None
     assert engine.memory.in_use_alone is not None
     monkeypatch.setattr(measuring_lock, "PATIENCE", 0.0)
     with measuring_lock.beside(), measuring_lock.alone() as turn:
         assert turn.held
+
+
+def test_a_call_that_runs_python_code_makes_none_wait(monkeypatch):
+    """What it calls is measured in its stead, at once."""
+    monkeypatch.setattr(measuring_lock, "PATIENCE", 300.0)
+    engine = make_engine(tfmem.Options(memory_budget="1GiB"))
+    (_, inner), outer = engine.meter.watched(lambda: engine.meter.watched(lambda: 7), WaitsFor.PYTHON)
+    assert inner is not None
+    assert outer is None
+    assert engine.meter.watched(lambda: 7, WaitsFor.PYTHON)[1] is not None
+    with measuring_lock.alone() as turn:
+        assert engine.meter.watched(lambda: 7, WaitsFor.PYTHON) == (7, None)
+        assert turn.alone
+
+
+def test_a_step_that_calls_another_one_is_settled_as_soon_as_that_is():
+    def gradient(x, factor):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(12):
+                y = tf.tanh(y) * factor
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    def made(optimize):
+        within = optimize(tf.function(lambda x: gradient(x, 0.9)))
+
+        def outer(x):
+            y = tf.numpy_function(lambda value: within(tf.constant(value)).numpy(), [x], tf.float32)
+            return gradient(x, tf.ensure_shape(y, x.shape))
+
+        return optimize(tf.function(outer)), within
+
+    x = tf.random.stateless_normal([1 << 18], [1, 2])
+    outer, within = made(lambda function: tfmem.optimize(function, memory_budget="16MiB", cache_directory=""))
+    expected, _ = made(lambda function: function)
+    began = time.monotonic()
+    for _ in range(40):
+        np.testing.assert_array_equal(outer(x), expected(x))
+    assert time.monotonic() - began < measuring_lock.PATIENCE
+    for step in (outer, within):
+        assert tfmem.report(step).peak_measured, str(tfmem.report(step))
 
 
 def test_one_that_is_held_up_sets_nothing_back():

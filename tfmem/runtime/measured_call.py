@@ -12,10 +12,24 @@ from typing import Any
 
 from custom_ops.load import Counters, Library, ProbeRow
 from graph_passes.analysis.memory.observe import Sample
+from graph_passes.graph.ir import Graph
+from graph_passes.graph.ops import calls_python
 from tfmem.devices import Target, memory, wait_for_devices
-from tfmem.runtime.measuring_lock import alone, beside
+from tfmem.runtime.measuring_lock import WaitsFor, measured
 
 Flow = tuple[Counters, Counters]  # the op library's counters before and after
+
+
+def waits_for(graph: Graph, processes: bool = False) -> WaitsFor:
+    """What a measured call of a step may wait for.
+
+    Args:
+        graph: the step's.
+        processes: whether other processes run it, too.
+    """
+    if processes:
+        return WaitsFor.PROCESSES
+    return WaitsFor.PYTHON if calls_python(graph) else WaitsFor.NOTHING
 
 
 @dataclass(frozen=True)
@@ -30,8 +44,10 @@ class Meter:
     library: Library
     target: Target
 
-    def sampled(self, run: int, function: Callable[[], Any]) -> tuple[Any, list[Sample] | None, Flow]:
-        """Call `function`, whose probes write to table `run`.
+    def sampled(
+        self, run: int, function: Callable[[], Any], waits: WaitsFor = WaitsFor.NOTHING
+    ) -> tuple[Any, list[Sample] | None, Flow]:
+        """Call `function`, whose probes write to table `run`; `waits` as in `sampled_on`.
 
         If the call fails, the table keeps what the probes wrote until then.
 
@@ -39,20 +55,20 @@ class Meter:
             The result, the samples (None if another measured call ran meanwhile), and the op library's counters before
             and after.
         """
-        result, samples, flow = self.sampled_on([run], function)
+        result, samples, flow = self.sampled_on([run], function, waits)
         return result, None if samples is None else samples[0], flow
 
     def sampled_on(
-        self, runs: Sequence[int], function: Callable[[], Any], elsewhere: bool = False
+        self, runs: Sequence[int], function: Callable[[], Any], waits: WaitsFor = WaitsFor.NOTHING
     ) -> tuple[Any, list[list[Sample]] | None, Flow]:
         """`sampled` of a step whose probes write to several tables; the samples of each.
 
         Args:
             runs: the tables.
             function: what is measured.
-            elsewhere: whether it waits for other processes; see `beside`.
+            waits: what it may wait for meanwhile.
         """
-        with beside() if elsewhere else alone() as turn:
+        with measured(waits) as turn:
             for run in runs:
                 self.library.clear_probes(run)
             before = self.library.counters()
@@ -78,16 +94,16 @@ class Meter:
         """The nanoseconds at which a probe was passed, by the device that runs the ops."""
         return row.device_ns if self.target.is_gpu else row.host_ns
 
-    def watched(self, function: Callable[[], Any]) -> tuple[Any, int | None]:
-        """Call `function`; its result, and the allocator's peak in bytes while it ran.
+    def watched(self, function: Callable[[], Any], waits: WaitsFor = WaitsFor.NOTHING) -> tuple[Any, int | None]:
+        """Call `function`; its result, and the allocator's peak in bytes while it ran; `waits` as in `watched_on`.
 
         No peak if another measured call ran meanwhile.
         """
-        result, peaks = self.watched_on([self.target.name], function)
+        result, peaks = self.watched_on([self.target.name], function, waits)
         return result, None if peaks is None else peaks[0]
 
     def timed_on(
-        self, devices: Sequence[str], function: Callable[[], Any], elsewhere: bool = False
+        self, devices: Sequence[str], function: Callable[[], Any], waits: WaitsFor = WaitsFor.NOTHING
     ) -> tuple[Any, tuple[int, ...] | None, float]:
         """`watched_on`, and the seconds until all devices had ended."""
         began = 0.0
@@ -97,11 +113,11 @@ class Meter:
             began = time.perf_counter()
             return function()
 
-        result, peaks = self.watched_on(devices, timed, elsewhere)
+        result, peaks = self.watched_on(devices, timed, waits)
         return result, peaks, time.perf_counter() - began
 
     def watched_on(
-        self, devices: Sequence[str], function: Callable[[], Any], elsewhere: bool = False
+        self, devices: Sequence[str], function: Callable[[], Any], waits: WaitsFor = WaitsFor.NOTHING
     ) -> tuple[Any, tuple[int, ...] | None]:
         """Call `function`; its result, and the peak of each device's allocator in bytes while it ran.
 
@@ -110,9 +126,9 @@ class Meter:
         Args:
             devices: as TensorFlow names them.
             function: what is watched.
-            elsewhere: whether it waits for other processes; see `beside`.
+            waits: what it may wait for meanwhile.
         """
-        with beside() if elsewhere else alone() as turn:
+        with measured(waits) as turn:
             if turn.held:
                 for device in devices:
                     memory(self.library, device, reset=True)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
+from tfmem.runtime.measuring_lock import WaitsFor
 from tfmem.runtime.workers import Board
 from tfmem.steps import agreed_peaks, measuring
 from tfmem.steps.agreed_peaks import CALLS, PeaksVerdict
@@ -56,10 +57,10 @@ def run(job: Job, state: WatchingTogether, function: Callable[[], Any]) -> tuple
     """A call that all workers watch: its result, and what follows it here."""
     meter = job.engine.meter
     if state.tables:
-        result, samples, _ = meter.sampled_on(state.tables, function, elsewhere=True)
+        result, samples, _ = meter.sampled_on(state.tables, function, waits=WaitsFor.PROCESSES)
         job.trace.ran(state.function)
         return result, measuring.timed_on(job, state, samples)
-    result, peaks, seconds = meter.timed_on(state.devices, function, elsewhere=True)
+    result, peaks, seconds = meter.timed_on(state.devices, function, waits=WaitsFor.PROCESSES)
     job.trace.ran(state.function)
     return result, agreed_peaks.ran(job, state, peaks, seconds)
 

@@ -37,6 +37,8 @@ from tfmem.capture.concrete_function import (
 from tfmem.capture.xla_draws import has_floats
 from tfmem.devices import is_deterministic, wait_for_devices
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.measured_call import waits_for
+from tfmem.runtime.measuring_lock import WaitsFor
 from tfmem.runtime.notices import SEE
 from tfmem.runtime.workers import Board
 from tfmem.steps import xla_runner
@@ -366,9 +368,10 @@ def take_turn(
     board, engine = state.fuser.board, state.fuser.engine
     meter, within_budget = engine.meter, state.variants.report is not None
     devices = state.devices or (meter.target.name,)
+    waits = waits_for(state.fuser.trace.step.graph, board is not None) if within_budget else WaitsFor.NOTHING
+    watched = partial(meter.watched_on, devices, run, waits)
     wait_for_devices()  # a call ends before the GPU has run what it enqueued
     began = time.perf_counter()
-    watched = partial(meter.watched_on, devices, run, elsewhere=board is not None)
     result, peaks = watched() if within_budget else (run(), None)
     wait_for_devices()
     times = turns.add(time.perf_counter() - began)

@@ -17,6 +17,8 @@ from graph_passes.passes.offload.plan import OffloadPlan, Probing
 from graph_passes.report import Report
 from tfmem.runtime.engine import Engine
 from tfmem.runtime.faults import error_note
+from tfmem.runtime.measured_call import waits_for
+from tfmem.runtime.measuring_lock import WaitsFor
 from tfmem.steps.known_profiles import BatchProfiles
 from tfmem.steps.phases import Transition
 from tfmem.steps.replicas import waits_for_others
@@ -86,6 +88,11 @@ class Job:
     def waits(self) -> bool:
         """Whether a step of several replicas waits for other processes."""
         return bool(waits_for_others(self.trace.step.graph))
+
+    @property
+    def waits_for(self) -> WaitsFor:
+        """What a measured call of the step may wait for, in this process."""
+        return waits_for(self.trace.step.graph)
 
     def _can_watch(self, function: Any) -> bool:
         left_to_xla = self.trace.jit_compile and function is self.trace.base and self.trace.split is None

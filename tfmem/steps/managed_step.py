@@ -261,7 +261,7 @@ class ManagedStep:
         try:
             function = partial(call_traced, state.function, args, kwargs)
             with job.room(state) as held:
-                result, samples, flow = job.engine.meter.sampled(job.run, function)
+                result, samples, flow = job.engine.meter.sampled(job.run, function, job.waits_for)
         except SUSPECTS as error:
             self._take(measuring.short_of_memory(job, state, error, held))
             return False, None
@@ -276,12 +276,12 @@ class ManagedStep:
         if isinstance(state, WatchingTogether):
             return self._together(state, args, kwargs)
         if isinstance(state, Watching) and state.tables:
-            result, samples, _ = job.engine.meter.sampled_on(state.tables, function)
+            result, samples, _ = job.engine.meter.sampled_on(state.tables, function, job.waits_for)
             job.trace.ran(state.function)
             self._take(measuring.timed_on(job, state, samples))
             return result
         if isinstance(state, Watching):
-            result, peaks, seconds = job.engine.meter.timed_on(state.devices, function)
+            result, peaks, seconds = job.engine.meter.timed_on(state.devices, function, job.waits_for)
             job.trace.ran(state.function)
             self._take(measuring.watched_on(job, state, peaks, seconds))
             return result
@@ -289,7 +289,7 @@ class ManagedStep:
             return improving.called(job, state, function)
         if not isinstance(state, Checking):  # since the call, or since another thread's
             return function()
-        result, peak = job.engine.meter.watched(function)
+        result, peak = job.engine.meter.watched(function, job.waits_for)
         job.trace.ran(state.function)
         self._take(watched(job, state, peak))
         return result

@@ -11,6 +11,7 @@ from graph_passes.analysis.memory.simulate import usage_under
 from graph_passes.errors import InfeasibleBudgetError
 from tfmem.runtime.faults import is_fault
 from tfmem.runtime.measured_call import Flow
+from tfmem.runtime.measuring_lock import WaitsFor
 from tfmem.runtime.out_of_memory import lacks_memory
 from tfmem.steps import improving, known_moves, solving
 from tfmem.steps.job import Job
@@ -25,6 +26,7 @@ from tfmem.steps.trials import CPU_RETRIES, judged
 GOOD_ENOUGH = 1.02  # times the ops' own run times: nothing is left to gain
 CHECKS = 3  # unprobed steps whose peak is watched
 PATIENT_CALLS = 3  # that could not be measured, until tfmem stops measuring the step
+CALLS_AROUND_OTHERS = 30  # so many of a step whose Python code calls other steps, which are measured first
 
 W = TypeVar("W", bound=Watching)
 
@@ -216,13 +218,13 @@ def trying(job: Job, state: W, plans: Lanes) -> W:
 def disturbed(job: Job, state: Probed | Checking | Watching) -> Transition[StepState]:
     """What follows a call that overlapped with another measured one: the next call is measured, or none any more."""
     state = replace(state, disturbed=state.disturbed + 1)
-    if state.disturbed < PATIENT_CALLS:
+    if state.disturbed < (PATIENT_CALLS if job.waits_for is WaitsFor.NOTHING else CALLS_AROUND_OTHERS):
         return Transition(Event.DISTURBED, state)
     if isinstance(state, Watching):
         final: StepState = _best_measured(state)
     else:
         final = state if isinstance(state, Checking) else settle_best(job, state, state.search).state
-    note = f"not measured: {PATIENT_CALLS} calls ran while another step was measured"
+    note = f"not measured: {state.disturbed} calls ran while another step was measured"
     report = replace(final.report, notes=(*final.report.notes, note))
     return left(job, replace(final, report=report), Event.IMPATIENT)
 

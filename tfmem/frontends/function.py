@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 import weakref
@@ -25,8 +26,11 @@ MOST_KNOWN = 1024  # shapes whose step is remembered
 Steps = dict[Any, dict[Hashable, ManagedStep]]  # by trace, then by the shapes that it leaves open
 
 
-class OptimizedFunction:
+class OptimizedFunction(tf.__internal__.tracking.Trackable):
     """Called and traced as the `tf.function` that it was made of; gives the same results.
+
+    What else a `tf.function` has, such as `input_signature`, is that one's. An object that holds this one is saved with
+    that one, so what is loaded runs without tfmem.
 
     Each trace is planned when it is first called, and observed during its first calls (see
     `tfmem.steps.managed_step`). Called from within another `tf.function`, a trace is planned from a cached profile or
@@ -42,7 +46,11 @@ class OptimizedFunction:
             compiled: the same function with XLA; runs in place of a trace that needs no moves. Without, the trace does.
             may_compile: whether the user allows XLA; `jit_compile=False` of the function itself does not.
         """
+        for name in ("__name__", "__qualname__", "__doc__"):
+            if hasattr(function, name):
+                setattr(self, name, getattr(function, name))
         self.__signature__ = inspect.signature(function.python_function)  # else it has none: see `__get__`
+        self._name = ""  # as an attribute of a class
         self._function = function
         self._compiled = compiled
         self._engine = engine
@@ -70,16 +78,38 @@ class OptimizedFunction:
         step, tensors = self._step_of(args, kwargs)
         return step(*tensors)
 
+    def __getattr__(self, name: str) -> Any:
+        """What the `tf.function` has, and this has not."""
+        if name.startswith("_"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(self._function, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedFunction:
+        """A function with separate traces and plans."""
+        function, compiled = (copy.deepcopy(each, memo) for each in (self._function, self._compiled))
+        return OptimizedFunction(function, self._engine, compiled, self._jit_compile is not False)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Remember the name of the method that this is."""
+        self._name = name
+
     def __get__(self, instance: Any, owner: type | None = None) -> OptimizedFunction:
         """The method of `instance`, with separate traces and plans, as a method that is a `tf.function` has."""
         if instance is None:
             return self
         if instance not in self._methods:
             compiled = None if self._compiled is None else self._compiled.__get__(instance, owner)
-            self._methods[instance] = OptimizedFunction(
+            method = OptimizedFunction(
                 self._function.__get__(instance, owner), self._engine, compiled, self._jit_compile is not False
             )
+            self._methods[instance] = method
+            if self._name and isinstance(instance, tf.Module):
+                instance._track_trackable(method, self._name)
         return self._methods[instance]
+
+    def _trackable_children(self, save_type: str = "checkpoint", **how: Any) -> dict[str, Any]:
+        """What a SavedModel holds: the function that is called. A checkpoint holds nothing of it."""
+        return {"__call__": self._function} if save_type == "savedmodel" else {}
 
     def call_as(self, traced: Any, *args: Any) -> Any:
         """Run the step on `args`, with a trace of this function whose shapes may be less known than theirs.

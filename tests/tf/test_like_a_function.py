@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,30 @@ def test_a_copy_computes_the_same(way: Way) -> None:
     function = way(tf.function(lambda x: tf.tanh(x) * 2.0))
     x = tf.constant([0.5, -1.0])
     np.testing.assert_array_equal(copy.deepcopy(function)(x), function(x))
+
+
+class Counted(tf.Module):
+    """An object whose class another process finds by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = tf.Variable(3.0)
+
+    @tfmem.optimize
+    @tf.function
+    def step(self, x: Any) -> Any:
+        return self.total.assign_add(x)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+def test_a_copy_of_an_object_has_a_method_of_its_variables(copied: Way) -> None:
+    module = Counted()
+    module.step(tf.constant(1.0))
+    other = copied(module)
+    assert float(other.step(tf.constant(2.0))) == 6.0
+    assert float(module.total) == 4.0
+    again = copied(other)
+    assert float(again.step(tf.constant(2.0))) == 8.0
 
 
 @WAYS

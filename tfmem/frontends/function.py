@@ -51,6 +51,7 @@ class OptimizedFunction(tf.__internal__.tracking.Trackable):
                 setattr(self, name, getattr(function, name))
         self.__signature__ = inspect.signature(function.python_function)  # else it has none: see `__get__`
         self._name = ""  # as an attribute of a class
+        self._object: weakref.ref[Any] | None = None  # whose method this is
         self._function = function
         self._compiled = compiled
         self._engine = engine
@@ -84,8 +85,17 @@ class OptimizedFunction(tf.__internal__.tracking.Trackable):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(self._function, name)
 
+    def __reduce__(self) -> Any:
+        """The method of whatever its object becomes: a copy, or what another process reads."""
+        if self._object is None:
+            raise TypeError(f"cannot pickle '{type(self).__name__}' object; optimise the function where it is read")
+        return getattr, (self._object(), self._name)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedFunction:
-        """A function with separate traces and plans."""
+        """A function with separate traces and plans; a method is the copied object's."""
+        if self._object is not None:
+            method: OptimizedFunction = getattr(copy.deepcopy(self._object(), memo), self._name)
+            return method
         function, compiled = (copy.deepcopy(each, memo) for each in (self._function, self._compiled))
         return OptimizedFunction(function, self._engine, compiled, self._jit_compile is not False)
 
@@ -103,8 +113,9 @@ class OptimizedFunction(tf.__internal__.tracking.Trackable):
                 self._function.__get__(instance, owner), self._engine, compiled, self._jit_compile is not False
             )
             self._methods[instance] = method
-            if self._name and isinstance(instance, tf.Module):
-                instance._track_trackable(method, self._name)
+            if self._name and isinstance(instance, tf.Module):  # it is saved with what it tracks
+                method._name, method._object = self._name, weakref.ref(instance)
+                instance._track_trackable(method, self._name, overwrite=True)
         return self._methods[instance]
 
     def _trackable_children(self, save_type: str = "checkpoint", **how: Any) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def tried(peaks: Callable[[int, int], int | None], *seconds: float) -> list[Any]
         ((managed,),) = [list(found.values()) for found in step._steps.values()]
         return managed._state
 
-    def fake(meter: Any, devices: Any, function: Any) -> Any:
-        result, known = meter.watched_on(devices, function)
+    def fake(meter: Any, devices: Any, function: Any, waits: Any) -> Any:
+        result, known = meter.watched_on(devices, function, waits)
         if state().plans not in plans:
             plans.append(state().plans)
         number = len(plans) - 1

@@ -52,8 +52,8 @@ def tried(
         ((managed,),) = [list(found.values()) for found in step._steps.values()]
         return managed._state
 
-    def fake(meter: Meter, devices: Any, function: Any, elsewhere: bool = False) -> Any:
-        result, known, taken = watched(meter, devices, function, elsewhere)
+    def fake(meter: Meter, devices: Any, function: Any, waits: Any) -> Any:
+        result, known, taken = watched(meter, devices, function, waits)
         if state().round is not Round.TRIALS:
             return result, known, taken
         number = len(state().trials)
@@ -182,8 +182,8 @@ def a_trial_of_a_worker_fails(worker: Worker) -> None:
     def fail() -> None:
         raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
 
-    def fake(meter: Meter, devices: Any, function: Any, elsewhere: bool = False) -> Any:
-        return watched(meter, devices, fail if worker.index == 1 else function, elsewhere)
+    def fake(meter: Meter, devices: Any, function: Any, waits: Any) -> Any:
+        return watched(meter, devices, fail if worker.index == 1 else function, waits)
 
     for _ in range(PROBED + 1):
         step(batch)

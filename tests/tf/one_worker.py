@@ -132,8 +132,8 @@ def taking(patch: pytest.MonkeyPatch, peaks: Callable[[int], int]) -> None:
     """`peaks` gives the bytes that the allocator shows of each call that is watched, by its number."""
     watched, calls = Meter.watched_on, count()
 
-    def fake(meter: Meter, devices: Any, function: Any, elsewhere: bool = False) -> Any:
-        result, found = watched(meter, devices, function, elsewhere)
+    def fake(meter: Meter, devices: Any, function: Any, waits: Any) -> Any:
+        result, found = watched(meter, devices, function, waits)
         return result, None if found is None else (peaks(next(calls)),)
 
     patch.setattr(Meter, "watched_on", fake)

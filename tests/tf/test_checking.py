@@ -20,6 +20,7 @@ from tests.tf.optimized_runs import SPARE, bits
 from tests.tf.test_step_machine import step_in
 from tfmem.api import make_engine, optimize_with
 from tfmem.runtime.measured_call import Meter
+from tfmem.runtime.measuring_lock import WaitsFor
 from tfmem.steps.checking import REPLANS, _checked
 from tfmem.steps.states import Checking
 
@@ -34,7 +35,7 @@ class Counting(Meter):
     budget = 0
     ran: list[Any]
 
-    def watched(self, function: Any) -> tuple[Any, int]:
+    def watched(self, function: Any, waits: WaitsFor = WaitsFor.NOTHING) -> tuple[Any, int]:
         made = function.args[0]
         if made not in self.ran:
             self.ran.append(made)

@@ -59,8 +59,8 @@ def test_a_missed_budget(new_net, batch, budget, monkeypatch):
         return type(seen)(**{**seen.__dict__, "peak": seen.peak + (64 << 20)})
 
     class Larger(Meter):
-        def watched(self, function):
-            result, peak = super().watched(function)
+        def watched(self, function, waits):
+            result, peak = super().watched(function, waits)
             return result, peak + (64 << 20)
 
     monkeypatch.setattr(measuring, "observe", more)
@@ -83,7 +83,7 @@ def test_a_missed_budget_of_a_step_that_was_left_as_it_was(new_net, batch, flow,
     class Larger(Meter):
         """Every call takes 2 GiB."""
 
-        def watched(self, function):
+        def watched(self, function, waits):
             return function(), 2 << 30
 
     monkeypatch.setattr(checking, "REPLANS", 0)

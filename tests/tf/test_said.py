@@ -201,7 +201,7 @@ def test_what_is_shown_of_a_trial_is_true_until_it_has_been_judged(monkeypatch: 
             following = Transition(Event.NEXT, trial(1))
             if len(state.search.trials) == 1:
                 following = Transition(Event.UNWATCHED, Placed(function=settled, report=report, unchanged=True))
-            self._move(following)
+            self._take(following)
             return False, None
 
         def _go_on(self) -> None:

@@ -91,8 +91,8 @@ class Job:
 
     @property
     def waits_for(self) -> WaitsFor:
-        """What a measured call of the step may wait for, in this process."""
-        return waits_for(self.trace.step.graph)
+        """What a measured call of the step may wait for, in this process, as far as that is known."""
+        return waits_for(self.trace.step.graph) if self.trace.was_read else WaitsFor.NOTHING
 
     def _can_watch(self, function: Any) -> bool:
         left_to_xla = self.trace.jit_compile and function is self.trace.base and self.trace.split is None

@@ -270,6 +270,11 @@ class Trace:
         return self._known.captured.creation_order
 
     @property
+    def was_read(self) -> bool:
+        """Whether its step is known; not where reading it failed."""
+        return self._read is not None
+
+    @property
     def can_dry_run(self) -> bool:
         """Whether a dry run of the step would leave nothing behind; of a trace that was read."""
         return self._known.dry_run

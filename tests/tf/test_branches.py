@@ -81,6 +81,11 @@ STAYS: dict[str, Callable[[Any, Any], Any]] = {
     "a size that it guards": lambda x, v: tf.cond(
         place(x) == 35, lambda: tf.reduce_sum(tf.reshape(x, [place(x)])), lambda: 0.0
     ),
+    "shapes that it guards": lambda x, v: tf.cond(
+        place(x) == 5,
+        lambda: tf.reduce_sum(tf.raw_ops.BroadcastGradientArgs(s0=[place(x), 7], s1=[5, 7]).r0),
+        lambda: 0,
+    ),
     "integers that are divided": lambda x, v: tf.cond(
         x[0, 0] > 0.0, lambda: 7 // tf.cast(x, tf.int32), lambda: tf.cast(x, tf.int32)
     ),

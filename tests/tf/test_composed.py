@@ -41,6 +41,8 @@ NETS = {  # hundredths of what they are predicted to take
     composed_steps.transformer: (68, 57),
 }
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def _run(make: Any, steps: int, budget: int, passes: Any, how: dict[str, Any]) -> Run:
     """A run whose ops run one at a time: what runs beside what, and so the peak, would differ with the load."""
@@ -96,12 +98,10 @@ def test_a_step_moves_and_is_stitched_within_its_budget(make: Any, scarce: bool)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() -> None:
     assert stitched_within(composed_steps.pooled, 21).splits
 
 
-@pytest.mark.timeout(600)
 def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     make = composed_steps.mlp
     budget = part_of(make, 72)  # its plan leaves 0.9 MB of that free, as measured
@@ -116,7 +116,6 @@ def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     np.testing.assert_allclose(both.losses, plain.losses, rtol=1e-5)
 
 
-@pytest.mark.timeout(600)
 def test_random_streams_go_on() -> None:
     make = composed_steps.drawing
     both, plain = both_within(make, part_of(make, 64))
@@ -126,7 +125,6 @@ def test_random_streams_go_on() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_fit_with_metrics_and_moving_averages() -> None:
     _, unchanged = in_a_process(fitted, 1 << 34, ("offload",), 2, timeout=280)
     budget = unchanged.peak_before * 6 // 10

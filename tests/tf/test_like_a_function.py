@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -62,6 +63,29 @@ def test_an_object_that_holds_one_is_saved_with_it(way: Way, tmp_path: Path) -> 
     results = found.step(tf.constant(2.0)), found.never_called(tf.constant(2.0)), found.doubled()
     assert [float(each) for each in results] == [6.0, 12.0, 12.0]
     assert list(found.signatures) == ["serving_default"]
+
+
+@WAYS
+def test_a_keras_model_that_has_one_is_saved_with_it(way: Way, tmp_path: Path) -> None:
+    class Model(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        @way
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+        def scores(self, x: Any) -> Any:
+            return tf.nn.softmax(self(x))
+
+    model, x = Model(), tf.ones([4, 3])
+    expected = model.scores(x)
+    model.save(tmp_path / "model.keras")
+    tf.saved_model.save(model, str(tmp_path / "saved"))
+    found = tf.saved_model.load(str(tmp_path / "saved"))
+    np.testing.assert_array_equal(found.scores(x), expected)
 
 
 @WAYS

@@ -51,13 +51,12 @@ _SIZES = {
     **dict.fromkeys(("All", "Any", "Max", "Mean", "Min", "Prod", "Sum"), (1,)),
     **dict.fromkeys(("BroadcastTo", "ExpandDims", "Reshape", "Tile", "Transpose"), (1,)),
     **dict.fromkeys(("Fill", "Split"), (0,)),
-    "BroadcastGradientArgs": (0, 1),
     "ConcatV2": (-1,),
-    "Range": (0, 1, 2),
     "Slice": (1, 2),
     "SplitV": (1, 2),
     "StridedSlice": (1, 2, 3),
 }
+_OF_NUMBERS = frozenset({"BroadcastGradientArgs", "ConcatOffset", "Range"})  # all their inputs are such numbers
 _OF_SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 _FLOATS = frozenset(each.as_datatype_enum for each in (tf.float16, tf.bfloat16, tf.float32, tf.float64))
 _DIVIDE = frozenset({"FloorDiv", "FloorMod", "RealDiv"})  # kernels of integers raise where the divisor is 0
@@ -114,23 +113,23 @@ def _is_pure(node: NodeDef, library: Library) -> bool:
         known = not shape.unknown_rank and -1 not in sizes and prod(sizes) <= MOST_NUMBERS
         if dtype != tf.variant.as_datatype_enum and not known:
             return False
-    counts = [0]
-    return _are_safe(node, library, 0, [False] * len(node.input), counts) and counts[0] <= MOST_OPS
+    count = _safe_ops(node, library, 0, [False] * len(node.input))
+    return count is not None and count <= MOST_OPS
 
 
-def _are_safe(node: NodeDef, library: Library, depth: int, given: Sequence[bool], counts: list[int]) -> bool:
-    """Whether no op of both branches raises, those of conditions in them included.
+def _safe_ops(node: NodeDef, library: Library, depth: int, given: Sequence[bool]) -> int | None:
+    """The number of ops in both branches, those of conditions in them included; None if one of them may raise.
 
     Args:
         node: the condition.
         library: the functions.
         depth: how many conditions it is in.
         given: of each of its inputs, the predicate first, whether tracing knew its numbers.
-        counts: the number of ops, which is added to.
     """
     bodies = [library.get(node.attr[name].func.name) for name in ("then_branch", "else_branch")]
     if depth >= DEEPEST or None in bodies:
-        return False
+        return None
+    count = 0
     for body in bodies:
         assert body is not None
         known = dict(zip((arg.name for arg in body.signature.input_arg), given[1:], strict=False))
@@ -138,13 +137,14 @@ def _are_safe(node: NodeDef, library: Library, depth: int, given: Sequence[bool]
         for inner in body.node_def:
             data = [known.get(op_name(name), False) for name in inner.input if not name.startswith("^")]
             known[inner.name] = inner.op == "Const" or inner.op in _OF_SHAPES or (inner.op in _SAFE and all(data))
-            counts[0] += inner.op not in _FREE
             if inner.op in CONDITIONS and _is_pure_shape(inner):
-                if not _are_safe(inner, library, depth + 1, data, counts):
-                    return False
-            elif not _is_safe(inner, constants) or not all(data[place] for place in _SIZES.get(inner.op, ())):
-                return False
-    return True
+                within = _safe_ops(inner, library, depth + 1, data)
+            else:
+                within = int(inner.op not in _FREE) if _is_safe(inner, constants, data) else None
+            if within is None:
+                return None
+            count += within
+    return count
 
 
 def _of_known_sizes(captured: Captured) -> set[str]:
@@ -177,9 +177,14 @@ def _is_pure_shape(node: NodeDef) -> bool:
     return -1 not in sizes and node.attr["Tcond"].type == tf.bool.as_datatype_enum
 
 
-def _is_safe(node: NodeDef, constants: Mapping[str, NodeDef]) -> bool:
+def _is_safe(node: NodeDef, constants: Mapping[str, NodeDef], known: Sequence[bool]) -> bool:
+    """Whether an op raises for no numbers of its inputs, of which tracing knew some."""
     if node.op in (_VALUE, _NONE, _GET):
         return True
+    if node.op in _OF_NUMBERS and not all(known):
+        return False
+    if not all(known[place] for place in _SIZES.get(node.op, ())):
+        return False
     if node.op in _DIVIDE and not _of_floats(node):
         divisor = constants.get(op_name(node.input[1]))
         return divisor is not None and bool(np.all(tf.make_ndarray(divisor.attr["value"].tensor) > 0))

@@ -87,6 +87,7 @@ def measured(waits: WaitsFor) -> AbstractContextManager[Turn]:
 def _running_as(turn: Turn, reads: bool = False) -> Iterator[None]:
     """The call of `turn` runs in this block."""
     with _entering:
+        turn.held = turn.held and (turn.disturbs or not _running)
         turn.alone = turn.held and not any(other.disturbs for other in _running)
         if not reads:
             for other in _running if turn.disturbs else ():

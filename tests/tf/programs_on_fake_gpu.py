@@ -33,6 +33,22 @@ def test_the_first_programs_that_load_run(gpu: FakeGpu) -> None:
         np.testing.assert_array_equal(stitched(gpu, region, made=programs)(x)[0], 2 * x)
 
 
+def test_many_variables_that_one_kernel_updates(gpu: FakeGpu) -> None:
+    """Each of the tensors may share its memory with each output: 6,400 pairs in one line of its description."""
+    count = 80
+    text = ["program 1", "axes 0", *["tensor float32 1"] * count]
+    text += [line for at in range(count) for line in (f"input {at} a0", f"add {2 * at} {2 * at}")]
+    text += [f"output {2 * at + 1} 0" for at in range(count)]
+    values = (floats(None),) * (2 * count)
+    step = Kernel(from_text("\n".join(text) + "\n"), tuple(range(count)), tuple(range(count, 2 * count)))
+    region = Region(count, (), values, (step,), tuple(range(count, 2 * count)))
+    (made,) = gpu.programs(region)
+    assert dict(made.description)["in_place"].count(":") == 1
+    args = [np.full(3, at, np.float32) for at in range(count)]
+    for at, found in enumerate(stitched(gpu, region, made=(made,))(*args)):
+        np.testing.assert_array_equal(found, 2 * args[at])
+
+
 def test_programs_that_do_not_fit(gpu: FakeGpu) -> None:
     region = Region(1, (), (floats(None, 3),) * 2, (Kernel(from_text(DOUBLED), (0,), (1,)),), (1,))
     (made,) = gpu.programs(region)
@@ -50,6 +66,8 @@ def test_programs_that_do_not_fit(gpu: FakeGpu) -> None:
         ("pieces", "0/-1/1"),
         ("buffers", "4*ctas:7"),
         ("in_place", "0:1"),
+        ("in_place", "0,0:0"),
+        ("in_place", "0"),
         ("spans", "1*x"),
         ("wide", "2"),
     ):

@@ -14,7 +14,8 @@
     buffers  for each BYTES*SIZE*SIZE..., a SIZE may be ctas:3, too
     single   whether one CTA runs all pieces, one after the other
     align    bytes of which all addresses of tensors are a multiple
-    in_place pairs TENSOR:OUTPUT that may share memory; of a launch each tensor and output may be in one pair
+    in_place for each group TENSOR,TENSOR...:OUTPUT,OUTPUT..., each tensor of which may share its memory with each
+             output of it; in a launch a tensor shares with one output at most, and an output with one tensor
     spans    for each loop over positions SIZE*SIZE...: unless `wide` is 1 there must be fewer than 2^30 of them
     wide     whether indices have 64 bits
 
@@ -67,10 +68,21 @@ def describe(kernel: FusionKernel) -> dict[str, int | str]:
         "buffers": " ".join(map(buffer, kernel.buffers)),
         "single": int(plan.single),
         "align": kernel.alignment,
-        "in_place": " ".join(f"{tensor}:{output}" for tensor, output in sorted(in_place(plan))),
+        "in_place": " ".join(_in_place(in_place(plan))),
         "spans": " ".join(_spans(pattern)),
         "wide": int(kernel.wide),
     }
+
+
+def _in_place(pairs: Iterable[tuple[int, int]]) -> list[str]:
+    """The groups: tensors that may share with the same outputs. Each pair for itself would be thousands in large nets."""
+    outputs: dict[int, list[int]] = {}
+    for tensor, output in sorted(pairs):
+        outputs.setdefault(tensor, []).append(output)
+    tensors: dict[tuple[int, ...], list[int]] = {}
+    for tensor, found in outputs.items():
+        tensors.setdefault(tuple(found), []).append(tensor)
+    return [f"{','.join(map(str, group))}:{','.join(map(str, found))}" for found, group in tensors.items()]
 
 
 def _spans(pattern: Pattern) -> list[str]:

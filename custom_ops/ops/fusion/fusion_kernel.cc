@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kNarrow = int64_t{1} << 30;  // positions that 32-bit indices go through
 constexpr int64_t kMostAlignment = 16;
-constexpr int64_t kMostWords = 4095;
+constexpr size_t kMostWords = 4095;  // CUDA's limit of a parameter is 32,764 bytes
 constexpr int64_t kMostKernelNumber = std::numeric_limits<int64_t>::max();
 
 // The lines that are this op's own, checked against the program that the kernel computes.
@@ -26,9 +26,9 @@ class KernelParser {
   bool Read() {
     return Each("pieces", [&] { return ReadPiece(&kernel_.pieces.emplace_back()); }) &&
            Each("buffers", [&] { return ReadSizes(true, &kernel_.buffers.emplace_back()); }) &&
-           Each("words", [&] { return ReadWord(&kernel_.words.emplace_back()); }) &&
+           Each("words", [&] { return ReadWord(); }) &&
            Each("spans", [&] { return ReadSizes(false, &kernel_.spans.emplace_back()); }) &&
-           Each("in_place", [&] { return ReadPair(&kernel_.in_place.emplace_back()); }) &&
+           Each("in_place", [&] { return ReadInPlace(&kernel_.in_place.emplace_back()); }) &&
            (!kernel_.pieces.empty() || in_.Wrong("there are no pieces"));
   }
 
@@ -37,17 +37,26 @@ class KernelParser {
   template <typename ReadOne>
   bool Each(absl::string_view key, ReadOne read) {
     if (!header_.Find(key)) return true;
-    for (int64_t i = 0; in_.NextWord(); ++i) {
-      if (i == kMostWords) return in_.Wrong("too many words");
+    while (in_.NextWord()) {
       if (!read()) return false;
     }
     return in_.End();
   }
 
-  // TENSOR:OUTPUT
-  bool ReadPair(std::pair<int, int>* pair) {
-    return in_.Below(program_.tensors.size(), &pair->first) && in_.Separator(":") &&
-           in_.Below(program_.outputs.size(), &pair->second);
+  // TENSOR,TENSOR...:OUTPUT,OUTPUT...
+  bool ReadInPlace(KernelInPlace* group) {
+    return ReadNumbers(program_.tensors.size(), &group->tensors) && in_.Separator(":") &&
+           ReadNumbers(program_.outputs.size(), &group->outputs);
+  }
+
+  // NUMBER,NUMBER... below `end`, ascending.
+  bool ReadNumbers(size_t end, std::vector<int>* numbers) {
+    do {
+      const int last = numbers->empty() ? -1 : numbers->back();
+      if (!in_.Below(end, &numbers->emplace_back())) return false;
+      if (numbers->back() <= last) return in_.Expected("a larger number than the one before");
+    } while (in_.Take(","));
+    return true;
   }
 
   // TENSOR:FIRST:LAST, of which the tensor is read.
@@ -79,8 +88,10 @@ class KernelParser {
     return true;
   }
 
-  bool ReadWord(KernelWord* word) {
+  bool ReadWord() {
     using Kind = KernelWord::Kind;
+    if (kernel_.words.size() == kMostWords) return in_.Wrong("too many words");
+    KernelWord* word = &kernel_.words.emplace_back();
     if (in_.TakeWord("barrier")) {
       word->kind = Kind::kBarrier;
       return kernel_.image.cooperative || in_.Wrong("a barrier, and CTAs need not run at once");
@@ -172,7 +183,12 @@ absl::StatusOr<FusionKernel> FusionKernel::Read(const std::string& text, absl::s
 }
 
 bool FusionKernel::MayShare(int tensor, int output) const {
-  return std::count(in_place.begin(), in_place.end(), std::make_pair(tensor, output)) > 0;
+  const auto has = [](const std::vector<int>& numbers, int number) {
+    return std::binary_search(numbers.begin(), numbers.end(), number);
+  };
+  return std::any_of(in_place.begin(), in_place.end(), [&](const KernelInPlace& group) {
+    return has(group.tensors, tensor) && has(group.outputs, output);
+  });
 }
 
 // Fewer CTAs, so that those of each phase run at once; any number computes the same.

@@ -41,6 +41,12 @@ struct KernelPiece {
   std::vector<std::pair<int64_t, std::vector<KernelSize>>> factors;
 };
 
+// Tensors each of which may share its memory with each of the outputs. Both ascend.
+struct KernelInPlace {
+  std::vector<int> tensors;
+  std::vector<int> outputs;
+};
+
 // One launch, but for addresses.
 struct KernelLaunch {
   int64_t ctas = 1;
@@ -54,7 +60,7 @@ struct FusionKernel {
   std::vector<KernelPiece> pieces;
   std::vector<std::vector<KernelSize>> buffers;
   std::vector<std::vector<KernelSize>> spans;  // positions that its indices go through
-  std::vector<std::pair<int, int>> in_place;   // pairs of a tensor and an output
+  std::vector<KernelInPlace> in_place;
   bool single = false;
   bool wide = false;
   int64_t alignment = 16;

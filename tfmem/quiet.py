@@ -30,9 +30,11 @@ def quiet() -> Iterator[None]:
             os.close(before)
 
 
-def start_tensorflow() -> None:
-    """Import TensorFlow and let it find its devices, quietly."""
+def start_tensorflow(threads: int | None = None) -> None:
+    """Import TensorFlow and let it find its devices, quietly; `threads` of an op, TensorFlow's own number if None."""
     with quiet():
         import tensorflow as tf
 
+        if threads is not None:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.list_logical_devices()

@@ -52,6 +52,12 @@ def test_devices(capsys):
     assert first["bytes_out_per_second"] > 0
 
 
+def test_devices_that_are_measured_on_one_thread():
+    done = run_python(["-m", "tfmem", "devices", "--measure"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["regions"]["dispatch"] > 0
+
+
 def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_path):
     target = tmp_path / "smaller"
     copies = ["--policy", "autovm"]  # the default may recompute all, where copies are measured to be slow

@@ -140,14 +140,11 @@ def add_devices(commands: Any) -> argparse.ArgumentParser:
 
 def _devices(options: argparse.Namespace) -> None:
     with shown(True, lambda: "starting TensorFlow"):
-        start_tensorflow()
-        import tensorflow as tf
+        start_tensorflow(threads=1 if options.measure else None)  # a profile has costs of one thread
 
         from tfmem.api import make_engine
         from tfmem.devices import device_names
 
-    if options.measure:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
     found = []
     for name in device_names():
         engine = make_engine(replace(Options.from_env(), device=name))

@@ -75,7 +75,7 @@ def describe(kernel: FusionKernel) -> dict[str, int | str]:
 
 
 def _in_place(pairs: Iterable[tuple[int, int]]) -> list[str]:
-    """The groups: tensors that may share with the same outputs. Each pair for itself would be thousands in large nets."""
+    """The groups: tensors that may share with the same outputs. The pairs of a large net are thousands."""
     outputs: dict[int, list[int]] = {}
     for tensor, output in sorted(pairs):
         outputs.setdefault(tensor, []).append(output)

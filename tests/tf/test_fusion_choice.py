@@ -21,7 +21,7 @@ from graph_passes.report import STITCHED, UNDECIDED
 from tests.tf.memory_in_use import in_use
 from tests.tf.stitched_steps import BY_MODEL, Softmax, batch, close, optimized, run, values
 from tfmem.kernels.fusion_times import product_times
-from tfmem.steps import comparing
+from tfmem.steps import comparing, on_copies
 from tfmem.steps.states import Comparing
 from tfmem.steps.variable_copies import Copies
 from tfmem.timing.ab_timing import ROUNDS, Times
@@ -108,7 +108,7 @@ def step_in(step: Any) -> Any:
 
 def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     for times, faster in ((Times(0.002, 0.001), True), (Times(0.001, 0.002), False)):
-        monkeypatch.setattr(comparing, "Slices", Found(times))
+        monkeypatch.setattr(on_copies, "Slices", Found(times))
         plain, model = Softmax(), Softmax()
         step = optimized(model.step, fusion=FULL)
         found, expected = run(step), run(plain.step)
@@ -127,7 +127,7 @@ def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_first_calls_run_as_it_was_and_timing_comes_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Found(None, None, Times(0.002, 0.001))
-    monkeypatch.setattr(comparing, "Slices", found)
+    monkeypatch.setattr(on_copies, "Slices", found)
     plain, model = Softmax(), Softmax()
     step = optimized(model.step, fusion=FAST)
     np.testing.assert_array_equal(run(step, 1), run(plain.step, 1))
@@ -145,14 +145,14 @@ def test_first_calls_run_as_it_was_and_timing_comes_in_slices(monkeypatch: pytes
 def test_no_call_waits_for_the_first_runs_of_a_large_step(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They make kernels, in a thread; then calls time both."""
     threads: list[str] = []
-    on_copies = Copies.run
+    run_on_copies = Copies.run
 
     def counted(copies: Copies, function: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return on_copies(copies, function)
+        return run_on_copies(copies, function)
 
     monkeypatch.setattr(Copies, "run", counted)
-    monkeypatch.setattr(comparing, "LARGE", 1 if large else 10_000)
+    monkeypatch.setattr(on_copies, "LARGE", 1 if large else 10_000)
     plain, model = Softmax(), Softmax()
     step = optimized(model.step, fusion=FAST)
     close(run(step, 1), run(plain.step, 1))
@@ -171,7 +171,7 @@ def test_first_runs_that_fail_leave_the_step(monkeypatch: pytest.MonkeyPatch) ->
         raise tf.errors.ResourceExhaustedError(None, None, "no room")
 
     monkeypatch.setattr(Copies, "run", fails)
-    monkeypatch.setattr(comparing, "LARGE", 1)
+    monkeypatch.setattr(on_copies, "LARGE", 1)
     plain, model = Softmax(), Softmax()
     step = optimized(model.step, fusion=FAST)
     for _ in range(4):
@@ -207,7 +207,7 @@ def test_timing_updates_nothing_and_draws_nothing() -> None:
 
 def test_a_choice_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = Found(Times(0.002, 0.001), Times(0.001, 0.002))
-    monkeypatch.setattr(comparing, "Slices", found)
+    monkeypatch.setattr(on_copies, "Slices", found)
 
     @tf.function
     def function(x: Any) -> Any:
@@ -294,7 +294,7 @@ def test_a_variable_without_a_value_is_the_callers_error_while_timing(monkeypatc
 
 def test_determinism_plans_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "is_deterministic", lambda: True)
-    monkeypatch.setattr(comparing, "Slices", Found())
+    monkeypatch.setattr(on_copies, "Slices", Found())
     step = optimized(Softmax().step, fusion=FULL)
     run(step, 2)
     assert tfmem.report(step).fusion == "stitched, as the cost model chose: op determinism is on"

@@ -21,8 +21,8 @@ from graph_passes.passes.prepare import plan as prepare
 from tests.tf.optimized_runs import in_a_process
 from tests.tf.stitched_steps import BY_MODEL, PASSES, batch, close, optimized, require_stitched
 from tfmem.capture import captured_source
-from tfmem.steps import comparing
 from tfmem.steps import fuser as fusers
+from tfmem.steps import on_copies
 
 
 class InjectedError(Exception):
@@ -103,7 +103,7 @@ def test_a_region_that_cannot_be_written_stays_and_says_why(monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["Copies", "flat_arguments"])
 def test_a_fault_while_timing_leaves_the_step_as_it_was(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(comparing, name, failing(getattr(comparing, name), ALL))
+    monkeypatch.setattr(on_copies, name, failing(getattr(on_copies, name), ALL))
     plain = two_regions()
     step = optimized(two_regions(), fusion=tfmem.FusionOptions(tune="full"))
     x, _ = batch()

@@ -16,7 +16,7 @@ from benchmarks.fusion.loop_nets import Bahdanau, LoopNet, Luong, Sinkhorn
 from graph_passes.decision import Decision, Fusion
 from graph_passes.report import STITCHED
 from tests.tf.stitched_steps import Softmax, batch, close, values
-from tfmem.steps import comparing
+from tfmem.steps import comparing, on_copies
 from tfmem.steps.phases import Phase
 from tfmem.timing.ab_timing import Times
 
@@ -54,7 +54,7 @@ def found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ti
             self.calls += 1
             return request.param if self.calls == 6 else None
 
-    monkeypatch.setattr(comparing, "Slices", OnCopies)
+    monkeypatch.setattr(on_copies, "Slices", OnCopies)
     monkeypatch.setattr(comparing, "Turns", InTurn)
     return request.param
 

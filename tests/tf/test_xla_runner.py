@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import tfmem
 from graph_passes.decision import Decision, Fusion, Xla
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, run
 from tfmem.capture.xla_function import XlaFunction
-from tfmem.steps import comparing
+from tfmem.steps import on_copies
 from tfmem.steps.phases import Phase
 from tfmem.steps.results import StepResults, unexplained
+from tfmem.steps.variable_copies import Copies
 from tfmem.timing.ab_timing import Times
 
 FAST, FULL = tfmem.FusionOptions(tune="fast"), tfmem.FusionOptions(tune="full")
@@ -42,7 +44,7 @@ class Found:
 def fixture_compared(monkeypatch: pytest.MonkeyPatch) -> Any:
     def compared(*found: Times) -> Found:
         times = Found(*found)
-        monkeypatch.setattr(comparing, "Slices", times)
+        monkeypatch.setattr(on_copies, "Slices", times)
         return times
 
     return compared
@@ -89,6 +91,38 @@ def test_it_compiles_in_a_thread_while_steps_go_on(compared: Any) -> None:
     close(found, expected)
     assert step_in(step).settled
     assert tfmem.report(step).decision is Decision.XLA
+
+
+@pytest.mark.parametrize("error", [tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError])
+@pytest.mark.parametrize("fusion", [FULL, FAST], ids=["in a call", "in a thread"])
+def test_it_is_timed_where_regions_fail(
+    fusion: tfmem.FusionOptions, error: Any, compared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An op of a region that fails is a fault of tfmem's, unless memory ran out; XLA is timed in either case."""
+    compared(WINS)
+    monkeypatch.setattr(on_copies, "LARGE", 1)
+    functions: list[Any] = []
+    run_on_copies = Copies.run
+
+    def fails(copies: Copies, function: Any) -> Any:
+        functions.extend([] if function in functions else [function])
+        if functions.index(function) == 1:
+            raise error(None, None, "on purpose")
+        return run_on_copies(copies, function)
+
+    monkeypatch.setattr(Copies, "run", fails)
+    plain, step = Softmax(), optimized(Softmax().step, fusion=fusion)
+    fault = error is tf.errors.InvalidArgumentError
+    with pytest.warns(tfmem.TfmemWarning, match="stitching failed") if fault else nullcontext():
+        found = []
+        for seed in range(8):
+            found.append(step(*batch(seed)))
+            step_in(step).wait()
+    close(found, [plain.step(*batch(seed)) for seed in range(8)])
+    report = tfmem.report(step)
+    assert report.decision is Decision.XLA
+    assert report.fusion == "left to XLA: 1 ms a step against 2 ms without XLA, on copies"
+    assert any("on purpose" in note for note in report.notes) == fault
 
 
 def test_never_where_the_user_forbids_it(compared: Any) -> None:

@@ -20,7 +20,7 @@ from tests.tf.stitched_steps import Softmax, batch, close, values
 from tests.tf.test_fusion_choice import Found
 from tests.tf.test_step_machine import edge, fixture_moves  # noqa: F401 - a fixture
 from tfmem.kernels.fusion_tuning import Tuned
-from tfmem.steps import after_grappler, comparing
+from tfmem.steps import after_grappler, comparing, on_copies
 from tfmem.steps.phases import Event, Phase
 from tfmem.timing.ab_timing import Times
 
@@ -74,7 +74,7 @@ def fixture_tuned(
         kernels, model = Kernels(gpu, saved, error=error), Softmax()
         on_gpu(kernels.programs if before else None)
         monkeypatch.setattr(comparing.Fuser, "kernels", lambda self: kernels)
-        monkeypatch.setattr(comparing, "Slices", Found(*times))
+        monkeypatch.setattr(on_copies, "Slices", Found(*times))
         fusion = tfmem.FusionOptions(tune="fast", xla=xla)
         step = tfmem.optimize(model.step, passes=("fusion",), fusion=fusion, cache_directory=str(tmp_path))
         return step, model, kernels

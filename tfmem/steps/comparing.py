@@ -16,27 +16,22 @@ Once that is decided, a thread has XLA compile the step where XLA may run it, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from custom_ops.background import NEXT, go_on
+from custom_ops.background import NEXT
 from graph_passes.decision import Decision, FusionWhy
 from graph_passes.errors import GraphError
 from graph_passes.report import Report
-from tfmem.capture.captured import every_node
-from tfmem.capture.concrete_function import (
-    asks_for_xla,
-    call_traced,
-    flat_arguments,
-)
+from tfmem.capture.concrete_function import asks_for_xla, call_traced
 from tfmem.capture.xla_draws import has_floats
 from tfmem.devices import is_deterministic, wait_for_devices
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.faults import error_note
 from tfmem.runtime.measured_call import waits_for
 from tfmem.runtime.measuring_lock import WaitsFor
 from tfmem.runtime.notices import SEE
@@ -48,19 +43,17 @@ from tfmem.steps.composed import chosen, composed
 from tfmem.steps.fused_replicas import against_fusion, untimed
 from tfmem.steps.fuser import Fuser, shared
 from tfmem.steps.job import Job
+from tfmem.steps.on_copies import RegionsFailedError, timed_on_copies
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.rooms import room_of
 from tfmem.steps.states import Comparing, Composing, Failed, Fusing, Placed, Settled, StepState, Tuning
 from tfmem.steps.trace import Trace
-from tfmem.steps.variable_copies import Copies, NotCopiedError
-from tfmem.steps.variants import Found, Variants
+from tfmem.steps.variable_copies import NotCopiedError
+from tfmem.steps.variants import Found
 from tfmem.steps.work import Work
 from tfmem.steps.xla_runner import against, may_run, then_xla
-from tfmem.timing.ab_timing import Slices, Times, Turns
+from tfmem.timing.ab_timing import Times, Turns
 
-LARGE = 300  # ops of a step whose first run, which makes their kernels, a call had better not wait for: an estimate
-SLICE = 1.0  # seconds that one call may be held up by timing
-PATIENT = 60.0  # the limit where the user asked for timing
 _OTHER_DRAWS = (
     "{}: random numbers, such as those of dropout, are TensorFlow's and not XLA's, although the model was compiled "
     "with XLA"
@@ -280,13 +273,11 @@ def compare(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     """What follows a slice of timing on copies of the step's variables and this call's arguments."""
     before = state.variants.before
     try:
-        state, times = _slice(state, args, kwargs)
+        state, times = timed_on_copies(state, args, kwargs)
     except Exception as error:
         if state.variants.xla:
             return xla_runner.untimed(state, error)
-        return (
-            _untimed(state, error) if before is None else then_xla(state.fuser, Transition(Event.CLEAR, before.stays))
-        )
+        return _untimed(state, error) if before is None else then_xla(state.fuser, _untuned(state, error, before.stays))
     if times is None:
         return Transition(Event.UNCLEAR, state)
     if state.variants.xla:
@@ -296,48 +287,6 @@ def compare(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return then_xla(fuser, fuser.chosen(state, variants, times, ", on copies", Event.CLEAR))
 
 
-def _slice(state: Comparing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Comparing, Times | None]:
-    fuser, variants = state.fuser, state.variants
-    patient = fuser.engine.settings.options.fusion.tune == "full"
-    limit = PATIENT if patient else SLICE
-    copies, timing = state.copies, state.timing
-    if timing is None or copies is None:
-        arguments = flat_arguments(fuser.trace.concrete, args, kwargs)
-        if state.work is None and not patient and _is_large(fuser):
-            work: Work[Copies] = Work(partial(_warmed, fuser, variants, arguments), "tfmem first runs", NEXT)
-            work.begin()
-            return replace(state, work=work), None
-        copies = state.work.take() if state.work is not None else _copies(fuser, arguments)
-        if copies is None:
-            assert state.work is not None
-            raise state.work.error or RuntimeError("the first runs ended without a result")
-        timing = Slices()
-    times = timing.go_on(partial(copies.run, variants.given), partial(copies.run, variants.stitched), limit)
-    return replace(state, copies=copies, timing=timing), times
-
-
-def _is_large(fuser: Fuser) -> bool:
-    return sum(1 for _ in every_node(fuser.trace.optimized().graph_def)) >= LARGE
-
-
-def _copies(fuser: Fuser, arguments: Sequence[tf.Tensor]) -> Copies:
-    return Copies(fuser.trace.concrete, arguments, fuser.engine.memory.free)
-
-
-def _warmed(fuser: Fuser, variants: Variants, arguments: Sequence[tf.Tensor]) -> Copies:
-    """Copies on which both variants have run: a first run makes kernels, which took up to 12 s for an unrolled RNN.
-
-    On a GPU it also times products, while no call runs.
-    """
-    copies = _copies(fuser, arguments)
-    quiet = fuser.engine.quiet if fuser.engine.settings.target.is_gpu else nullcontext
-    for variant in (variants.given, variants.stitched):
-        go_on()
-        with quiet():
-            copies.run(variant)
-    return copies
-
-
 def _untimed(state: Comparing, error: Exception) -> Transition[StepState]:
     """What follows where the step without regions and with them cannot be timed on copies."""
     fuser = state.fuser
@@ -345,9 +294,23 @@ def _untimed(state: Comparing, error: Exception) -> Transition[StepState]:
         if fuser.with_xla:
             return fuser.settled(state, f"left to XLA: nothing can be timed, since {error}", Event.CLEAR)
         return Transition(Event.UNCLEAR, replace(state, turns=Turns()))
-    if isinstance(error, tf.errors.OpError):  # if the step itself fails, its unmodified run, which follows, fails too
-        return fuser.settled(state, _failing(error), Event.CLEAR)
-    return fuser.failed(state, error, "timing", _failing(error))
+    if isinstance(error, RegionsFailedError):
+        note = error_note(fuser.engine.notices, fuser.trace.name, error, "stitching", "the step runs without regions")
+        state = replace(state, report=replace(state.report, notes=(*state.report.notes, note)))
+    elif not isinstance(error, tf.errors.OpError):
+        return fuser.failed(state, error, "timing", _failing(error))
+    # if the step itself fails, its unmodified run, which follows, fails too
+    transition = fuser.settled(state, _failing(error), Event.CLEAR)
+    return transition if fuser.with_xla else then_xla(fuser, transition)
+
+
+def _untuned(state: Comparing, error: Exception, stays: Settled) -> Transition[StepState]:
+    """What follows where tuned kernels cannot be timed: the model's stay."""
+    note = f"kernels were not tuned: {type(error).__name__}: {error}"
+    if isinstance(error, RegionsFailedError):
+        note = error_note(state.fuser.engine.notices, state.fuser.trace.name, error, "tuning", "other kernels run")
+    report = replace(stays.report, tuning=False, notes=(*stays.report.notes, note))
+    return Transition(Event.CLEAR, replace(stays, report=report))
 
 
 def without_room(state: Comparing) -> Transition[StepState]:

@@ -53,8 +53,8 @@ def fusion_needs(
         in_place: the graph is edited in place. Its users may still run the old ops, so only old ops read and write
             variables.
         quiet: keeps steps from running while a kernel is timed.
-        kernels: makes kernels that are timed later, while the plan runs: patterns are chosen by model. None: they are
-            timed now, if anything may be.
+        kernels: makes kernels that are timed later, while the plan runs, or never: patterns are chosen by model. None:
+            they are timed now, if anything may be.
     """
     fed = tuple(map(op_name, feeds))
     kept = {OpPattern.READ, OpPattern.UPDATE} if in_place else set()
@@ -63,7 +63,18 @@ def fusion_needs(
         programs = absent_gpu_programs(options, h200().processors, Compilers())
         home, kinds = LOCAL + absent.name, ON_GPU - kept
         device = kernel_device(absent.profile, absent.description)
-        return Needs(device, home, serde.attributes, kinds, fed, roots, CUDA, programs, timed=is_timed(options))
+        return Needs(
+            device,
+            home,
+            serde.attributes,
+            kinds,
+            fed,
+            roots,
+            CUDA,
+            programs,
+            timed=is_timed(options),
+            at_once=usable_cores(),
+        )
     device = kernel_device(target.profile, target.description)
     if not target.is_gpu:
         return Needs(device, HOME, serde.attributes, ON_CPU - kept, fed, roots)
@@ -83,7 +94,7 @@ def fusion_needs(
         times.of if times and not kernels else None,
         timed=is_timed(options),
         beside=times.beside if times else None,
-        at_once=usable_cores() if kernels else 1,
+        at_once=1 if times and not kernels else usable_cores(),  # no other kernel compiles while one is timed
     )
 
 

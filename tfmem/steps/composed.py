@@ -134,7 +134,7 @@ class _Divided:
         if fuser.mirrored:
             given, engine = with_places(given, fuser.trace.concrete), untimed(engine)
         self._before = BeforeRegions(given, engine)
-        self._kernels = None if fuser.mirrored else fuser.kernels()  # by the cost model: of several plans one runs
+        self._kernels = replace(fuser, engine=engine).kernels()  # by the cost model: of several plans one runs
 
     def by(self, bounds: RegionBounds) -> tuple[_Candidate | str, bool]:
         """The candidate of a division, or why there is none; and whether no other division had the same regions."""

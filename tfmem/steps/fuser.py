@@ -77,7 +77,7 @@ class Fuser:
         if self.mirrored and (why := against_edited(captured, found, self.engine.settings.feed_shapes)):
             return Found(report, why=why)
         if found.regions:
-            later = Later(captured, found, kernels) if kernels else None
+            later = Later(captured, found, kernels) if kernels and is_timed(self.engine.settings.options) else None
             return Found(report, self._variants(plain, captured, later), kernels=self.digest(captured, found))
         faults = [region.reason for region in found.kept if region.warned]
         return Found(report, why=f"left unchanged: {faults[0]}" if faults else FusionWhy.NOTHING)
@@ -87,10 +87,10 @@ class Fuser:
         return digest_of(found, read(captured, self.engine.settings.feed_shapes)) if self.board is not None else ""
 
     def kernels(self) -> FusionKernels | None:
-        """What makes kernels that are timed while the plan runs; None: they are timed at once, or never."""
+        """What makes kernels that are timed while the plan runs, or never; None: they are timed now, or none is made."""
         options, target = self.engine.settings.options, self.engine.settings.target
-        later = options.fusion.tune == "fast" and options.observe and is_timed(options) and target.is_gpu
-        return FusionKernels(target, options, self.engine.quiet) if later else None
+        now = is_timed(options) and not (options.fusion.tune == "fast" and options.observe)
+        return FusionKernels(target, options, self.engine.quiet) if target.is_gpu and not now else None
 
     def _variants(self, plain: Captured, captured: Captured, later: Later | None) -> Variants:
         graphs = self.graphs or self.trace.drawing()

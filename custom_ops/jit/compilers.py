@@ -16,6 +16,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from custom_ops.background import POLL, has_ended
@@ -36,7 +37,7 @@ class Compilers:
 
     A process is started when there is a source for it, and ends when this object goes, or, while it compiles, when the
     program ends. What a compiler does to its process costs that source alone. Where no process can be started, this one
-    compiles.
+    compiles. Equal sources compile once, also where several threads give one at the same time.
     """
 
     def __init__(self, most: int | None = None, seconds: int = SECONDS) -> None:
@@ -50,6 +51,7 @@ class Compilers:
         self._idle: list[_Process] = []
         self._parents: list[Parent] = []  # one, or none
         self._lock = threading.Lock()
+        self._compiled: dict[tuple[str, int, str, bool], Future[bytes]] = {}
         weakref.finalize(self, _end, self._idle, self._parents)
 
     def begin(self) -> None:
@@ -63,7 +65,20 @@ class Compilers:
         Raises:
             KernelError: as there, or how the process that compiled it died, or the program has ended.
         """
-        return bytes(self.run(nvrtc.compile_source, source, arch, features, contract))
+        key = source, arch, features, contract
+        with self._lock:
+            known, compiled = self._compiled.get(key), Future[bytes]()
+            if known is None:
+                self._compiled[key] = compiled
+        if known is not None:
+            return known.result()
+        try:
+            compiled.set_result(bytes(self.run(nvrtc.compile_source, *key)))
+        except BaseException as error:
+            with self._lock:
+                del self._compiled[key]  # the next one tries it again
+            compiled.set_exception(error)
+        return compiled.result()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function of some module gives in another process; its arguments and its result are pickled.

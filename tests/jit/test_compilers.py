@@ -97,7 +97,7 @@ def test_several_at_once_and_no_more(compiler: Install, tmp_path: Path) -> None:
 
 
 def test_equal_sources_compile_once_unless_that_failed(compiler: Install, tmp_path: Path) -> None:
-    """The two threads ask while the first of them compiles; a source that failed is tried when it is asked for the next time."""
+    """The second thread asks while the first one's source compiles; a source that failed is tried when asked for."""
     count = tmp_path / "count"
     compiler(
         f"""

@@ -48,6 +48,7 @@ def test_the_variable_set_too_late_is_refused() -> None:
     assert "before TensorFlow is imported for the first time" in error_of(script, legacy=False)
 
 
+@pytest.mark.long
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it() -> None:
     assert "pip install 'tfmem[legacy]'" in error_of("import sys; sys.modules['tf_keras'] = None; import tfmem.addons")
     error = error_of("import sys; sys.modules['tensorflow_addons'] = None; import tfmem.addons")

@@ -41,6 +41,7 @@ def test_one_of_them_trains_within_its_budget():
         assert found["losses"] == plain["losses"]
 
 
+@pytest.mark.long
 def test_a_peak_that_cannot_be_measured_is_none(monkeypatch):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     found = in_process(WORKER, {"kind": "plain", "name": "MobileNetV3Small", "image": 48, "batch": 2}, timeout=580)

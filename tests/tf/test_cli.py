@@ -121,6 +121,7 @@ def test_plan_a_saved_model_and_carry_it_out(saved, tmp_path, monkeypatch, capsy
     assert json.loads(capsys.readouterr().out)["feasible"] is False
 
 
+@pytest.mark.long
 def test_plan_and_profile_a_model_of_a_program(tmp_path, monkeypatch, capsys):
     (tmp_path / "program_of_cli_test.py").write_text(
         "import keras\n"

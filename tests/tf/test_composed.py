@@ -102,6 +102,7 @@ def test_a_step_that_is_split_along_the_batch_is_stitched_within_its_budget() ->
     assert stitched_within(composed_steps.pooled, 21).splits
 
 
+@pytest.mark.long
 def test_the_step_without_regions_stays_where_it_is_faster() -> None:
     make = composed_steps.mlp
     budget = part_of(make, 72)  # its plan leaves 0.9 MB of that free, as measured
@@ -153,6 +154,7 @@ def test_regions_of_kernels_alone() -> None:
     assert found.peak_measured <= budget
 
 
+@pytest.mark.long
 def test_a_fault_leaves_the_moves() -> None:
     in_a_process(faults_leave_the_moves, part_of(composed_steps.mlp, 86))
 

@@ -23,6 +23,7 @@ def assert_like(found, expected, tolerance=1e-5):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(b).max())))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("hidden", "width"), [(16, 12), (7, 5), (70, 33), (1, 1)])
 def test_losses_and_gradients_are_tensorflows(hidden, width):
     net = TreeLSTM(hidden=hidden, width=width)

@@ -76,7 +76,7 @@ def over_dependencies(optimizer):
     return biaffine_parser.Parser(words, 6, HIDDEN, 5, optimizer=optimizer), examples
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("make", "loss"),
     [

@@ -40,6 +40,7 @@ def test_the_example_learns():
     assert found[-1][1] > 0.5
 
 
+@pytest.mark.long
 def test_the_benchmark_measures_each_size(tmp_path, monkeypatch, capsys):
     output = tmp_path / "rows.json"
     given = ["--hidden", "16", "--batch", "1", "4", "--rounds", "1", "--sentences", "8", "--output", str(output)]

@@ -17,6 +17,7 @@ from tests.tf import native_programs
 TILED_FROM = 1000  # cycles of a node in a product that is in tiles
 
 
+@pytest.mark.long
 def test_a_damaged_script_is_refused(tmp_path: Path) -> None:
     if shutil.which(build_flags.compiler()) is None:
         pytest.skip("needs a C++ compiler")

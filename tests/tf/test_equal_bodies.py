@@ -102,6 +102,7 @@ def test_random_streams_stay_those_of_each(planned: list[Any]) -> None:
     assert planned
 
 
+@pytest.mark.long
 def test_what_cannot_follow_is_planned(planned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     step = optimized(Net().step)
     step(X, LENGTHS[0])

@@ -131,6 +131,7 @@ def test_what_fits_is_stitched(way: Any, budget: Any) -> None:
     np.testing.assert_allclose(losses, Graph().losses(), rtol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", [as_concrete_function, as_called_within])
 def test_where_something_moves_regions_and_moves_are_chosen_together(way: Any) -> None:
     with pytest.raises(tfmem.InfeasibleBudgetError) as refused:

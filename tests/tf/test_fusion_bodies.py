@@ -171,6 +171,7 @@ def test_what_xla_compiles_stays() -> None:
     assert not regions_in(report, "cond/then")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_of_keras(dtype: str) -> None:
     """Keras puts all updates of a step into one `If`, which asks whether gradients are finite."""

@@ -45,6 +45,7 @@ def given(shape: tuple[int, ...], dtype: Any, seed: int) -> tf.Tensor:
     return tf.cast(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_values_and_gradients(name: str, dtype: Any) -> None:

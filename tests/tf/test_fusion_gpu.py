@@ -9,17 +9,14 @@ import pytest
 from tests.tf import fake_gpu
 
 ON_FAKE_GPU = (
-    "convolutions",
     "library_products",
     "ops",
     "orders",
-    "pooling",
-    "product_steps",
     "programs",
     "products",
     "steps",
 )
-LONG = ("budgets", "padded_convolutions", "random", "sparse", "tuning")
+LONG = ("budgets", "convolutions", "padded_convolutions", "pooling", "product_steps", "random", "sparse", "tuning")
 
 
 def test_launches_in_flight_have_addresses_of_their_own(on_fake_driver: Callable[[str], None]) -> None:

@@ -111,6 +111,7 @@ def run(text: str) -> bool:
     return all(np.asarray(value).size >= 0 for value in (*found, w, b))
 
 
+@pytest.mark.long
 def test_no_text_ends_the_process() -> None:
     text, source = to_text(everything()), random.Random(SEED)
     assert run(text)

@@ -24,6 +24,7 @@ def net(library: Any) -> Any:
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_a_keras_model(library: Any) -> None:
     x = np.random.default_rng(0).normal(size=(70, 12)).astype(np.float32)

@@ -44,7 +44,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_are_packed(name: str) -> None:
     x = np.random.default_rng(0).normal(size=(64, 12)).astype(np.float32)

@@ -137,6 +137,7 @@ def test_a_step_under_a_budget(new_net, batch, smallest):
     assert tfmem.report(optimized).decision == "moved"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("signature", [False, True])
 def test_a_saved_model(model, x, signature, tmp_path):
     """Its gradients, those of its weights too, are those of the model that it was made of."""

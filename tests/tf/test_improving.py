@@ -106,6 +106,7 @@ def test_after_a_fault_of_the_thread_the_observed_plan_stays(trained: Any, monke
     assert any("the best plan that ran stays" in str(note) for note in report.notes)
 
 
+@pytest.mark.long
 def test_random_numbers_go_on_where_the_observed_plan_stopped(smallest: Any, flow: Any) -> None:
     weights = tf.random.stateless_normal((256, 256), (1, 2)) / 16
 

@@ -75,6 +75,7 @@ def check(library: Any, steps: int, data: tf.data.Dataset, **options: Any) -> No
         np.testing.assert_array_equal(new, old)
 
 
+@pytest.mark.long
 def test_data_of_a_service() -> None:
     """A dispatcher and its one worker, which sends batches in order and does not tell how many there are."""
     service = tf.data.experimental.service
@@ -94,6 +95,7 @@ def test_plain_keras_counts_the_step_that_finds_no_batch() -> None:
     assert count == EPOCHS * (BATCHES + 1)
 
 
+@pytest.mark.long
 def test_predictions_of_data_of_unknown_length() -> None:
     data = filtered().map(lambda x, y: x)
     model = tf_keras.Sequential([tf_keras.Input((WIDTH,)), tf_keras.layers.Reshape((2, 4)), tf_keras.layers.LSTM(3)])
@@ -102,6 +104,7 @@ def test_predictions_of_data_of_unknown_length() -> None:
     np.testing.assert_allclose(model.predict(data, verbose=0), expected, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("package", [keras, tf_keras], ids=lambda package: package.__name__)
 def test_a_report_says_that_steps_of_an_execution_run_one_by_one(package: Any) -> None:
     found = {}

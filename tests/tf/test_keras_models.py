@@ -33,7 +33,7 @@ def runs(model: Any) -> list[Any]:
     return [*history.values(), model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), *model.get_weights()]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("steps", [1, 2])
 @LIBRARIES
 def test_recurrent_layers_are_replaced_and_nothing_else_changes(library: Any, steps: int, flow: Any) -> None:
@@ -48,6 +48,7 @@ def test_recurrent_layers_are_replaced_and_nothing_else_changes(library: Any, st
     assert "tfmem.frontends.keras" in type(model.train_function).__module__
 
 
+@pytest.mark.sampled(2)
 @LIBRARIES
 def test_a_trace_serves_all_batches(library: Any, flow: Any) -> None:
     """Without a budget nothing is planned for another batch size."""

@@ -47,7 +47,7 @@ def check(actual: list[Any], expected: list[Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("library", "run"), pairs(UNTOUCHED))
 def test_without_a_budget(library: str, run: str, flow: Any) -> None:
     models = []
@@ -63,7 +63,7 @@ def test_without_a_budget(library: str, run: str, flow: Any) -> None:
     assert flow.moved == 0
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("library", "run"), pairs(TIGHT))
 def test_with_a_budget(library: str, run: str, flow: Any, smallest: Any) -> None:
     def within(budget: int) -> list[Any]:

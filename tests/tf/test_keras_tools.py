@@ -75,6 +75,7 @@ def test_a_plan_is_carried_out_and_refused_for_another_graph() -> None:
         fit(tfmem.optimize(net(4), plan=plan, options=UNCACHED))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("splits", [False, True])
 def test_a_plan_is_refused_where_the_optimizer_keeps_other_variables_and_evaluation_is_not(splits: bool) -> None:
     free = tfmem.plan(net(), 64, curve=False, options=UNCACHED)
@@ -96,6 +97,7 @@ def test_a_plan_is_for_its_batch_and_others_are_planned_by_themselves() -> None:
     assert any("was planned by itself" in note for note in tfmem.report(model).notes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -306,6 +308,7 @@ def test_the_curve_has_no_points_that_are_too_near_to_each_other() -> None:
     assert "of the device's 16.0 GiB; no budget was given" in tfmem.plan(model, 64, device="v100", curve=False).headline
 
 
+@pytest.mark.long
 def test_a_plan_splits_where_the_step_would_be_found_to_be_faster_so() -> None:
     """By the cost model moves keep a fifth of the rate within the smallest budget that they meet, and a split more."""
     free = tfmem.plan(net(), 64, budget="15GiB", device="v100", curve=False, options=UNCACHED)

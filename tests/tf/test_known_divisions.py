@@ -273,6 +273,7 @@ def test_a_file_of_other_content_is_no_division(found: Any) -> None:
         BatchDivision.read(found)
 
 
+@pytest.mark.long
 def test_loops_in_pieces_are_known_too(trained: Any) -> None:
     x = tf.random.stateless_normal([2048, 64], [3, 4])
     first = trained(TwoLoops().step, (x,), 20 * MIB)

@@ -88,6 +88,7 @@ def compare(plain: Embedded, model: Embedded, step: Any, batches: list[Any]) -> 
             np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("length", "batch", "dtype"), [(0, 4, "int32"), (0, None, "int64"), (2, 2, "int64"), (2, None, "int32")]
 )

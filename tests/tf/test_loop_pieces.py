@@ -111,6 +111,7 @@ def test_a_loop_larger_than_its_budget(flow: Any, policy: str) -> None:
     assert any(each.offload_after == RECOMPUTED for each in report.transfers) or policy == "autovm"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "budget"), [(TwoLoops, 22), (Between, 36)])
 def test_what_is_planned_for_pieces_is_what_they_take(kind: Any, budget: int, flow: Any) -> None:
     """Within much less than an element of the lists, whether a plan copies them or runs pieces again."""

@@ -305,6 +305,7 @@ def test_a_loop_without_anything_to_stitch_says_so() -> None:
     assert report.decision is Decision.NO_BUDGET
 
 
+@pytest.mark.sampled(2)
 def test_a_keras_model_with_a_loop(found: Times) -> None:
     """Without XLA, which Keras asks for by itself."""
 

@@ -31,6 +31,7 @@ def test_function_is_equal_to_the_bit_within_its_budget(new_net, batch, flow, sm
     assert str(report.transfers[0].bytes) or report.to_text()
 
 
+@pytest.mark.long
 def test_gradients_of_gradients(smallest):
     # A tensor: each call would make another one of an array, of 256 KiB, and the last call's may still be in memory.
     x = tf.constant(np.random.default_rng(0).random((512, 128)).astype(np.float32))

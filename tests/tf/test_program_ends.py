@@ -139,6 +139,7 @@ def test_a_program_does_not_wait_for_planning(pause: float) -> None:
     assert took[1] < took[0] + 2.0, took
 
 
+@pytest.mark.long
 def test_planning_asks_often_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning is left undone the first time that the program has ended, however far it is."""
     times: list[float] = []

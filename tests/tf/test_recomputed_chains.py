@@ -124,7 +124,7 @@ NEEDED = {residual: 50_593_792, transformer: 116_391_936}
 CASES = [(residual, 0.6), (residual, 0.5), (transformer, 0.6), (transformer, 0.5)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("build", "share"), CASES)
 def test_recomputed_chains_are_equal_to_the_bit(build: Any, share: float) -> None:
     losses, weights, needed, _ = in_a_process(stepped, build, None)

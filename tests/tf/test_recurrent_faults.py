@@ -124,6 +124,7 @@ IN_TRAINING = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", IN_TRAINING)
 def test_in_training(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     module, name, replaced = IN_TRAINING[place]
@@ -193,6 +194,7 @@ def test_the_pass_as_a_whole(
     check(function, 0)
 
 
+@pytest.mark.long
 def test_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
     for broken in (False, True):

@@ -238,6 +238,7 @@ def test_models_predict_and_evaluate(package: Any, compiled: bool) -> None:
         np.testing.assert_allclose(model.evaluate(X, y, verbose=0), loss, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_predict_with_several_steps_a_call() -> None:
     model = model_of(keras)
     model.compile("sgd", "mse", steps_per_execution=2)

@@ -87,6 +87,7 @@ REPLACED: dict[str, Inner] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REPLACED)
 def test_loops_of_a_known_number_of_steps(name: str) -> None:
     check(REPLACED[name])

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import tfmem
 from tfmem.devices import memory
@@ -36,6 +37,7 @@ def train(made: Any) -> tuple[list[float], int]:
     return losses, memory(library, DEVICE).peak_bytes - before
 
 
+@pytest.mark.long
 def test_what_a_replaced_layer_keeps_moves(tmp_path: Any) -> None:
     options = tfmem.Options(cache_directory="", offload=tfmem.OffloadOptions(spill_directory=str(tmp_path)))
     free = tfmem.optimize(model(), options=options)

@@ -112,6 +112,7 @@ def check(function: Any, more: int = 0) -> tfmem.Report:
     return tfmem.report(optimized)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_of_an_unknown_number_of_steps(name: str, training: bool) -> None:
@@ -128,6 +129,7 @@ def test_directions_and_bounds(backwards: bool, bound: bool, training: bool) -> 
     assert not report.not_replaced
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("draw", [zoneout, both], ids=lambda draw: draw.__name__)
@@ -239,6 +241,7 @@ def _unrolls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replace_recurrent.plan, "Needs", of_gpu)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("_unrolls")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", DRAWS)

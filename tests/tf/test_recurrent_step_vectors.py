@@ -78,6 +78,7 @@ def check(step: Step, op: Callable[[Any], Any], training: bool, rows: int | None
     assert not report.not_replaced
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("rows", [None, *ROWS])
 @pytest.mark.parametrize("name", STEPS)
@@ -85,6 +86,7 @@ def test_a_vector_meets_all_rows(name: str, rows: int | None, training: bool) ->
     check(STEPS[name], OPS["itself"], training, rows)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_small_recurrence(rows: int, training: bool) -> None:
@@ -94,6 +96,7 @@ def test_a_small_recurrence(rows: int, training: bool) -> None:
     check(step, OPS["itself"], training, rows)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", OPS)
 def test_ops_that_mix_the_numbers_of_a_step(name: str, training: bool) -> None:

@@ -67,6 +67,7 @@ def check(function: Any, variable: tf.Variable, x: Any) -> tfmem.Report:
     return tfmem.report(optimized)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("draw", [zoneout, dropped, noisy, both], ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize("backwards", [False, True])
@@ -91,6 +92,7 @@ def test_keras_random_in_a_cell(draw: Any, training: bool, backwards: bool) -> N
     assert not report.not_replaced
 
 
+@pytest.mark.long
 def test_fit() -> None:
     """The losses of `fit`, whose step assigns the weights as well."""
 

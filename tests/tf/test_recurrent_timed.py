@@ -78,6 +78,7 @@ CELLS: dict[str, Callable[[], Timed]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", CELLS)
 def test_irregular_times(name: str, training: bool) -> None:

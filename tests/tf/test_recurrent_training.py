@@ -92,6 +92,7 @@ def test_masked_steps_are_skipped(layer: Any) -> None:
     compare(compiled(keras, lambda: layer(UNITS, return_sequences=True), masked=True), 1, masked=True)
 
 
+@pytest.mark.long
 def test_a_static_length_and_adam_with_clipping() -> None:
     adam = compiled(keras, lambda: L.LSTM(UNITS), time=4, optimizer=lambda: keras.optimizers.Adam(0.01, clipnorm=0.1))
     compare(adam, 1, tolerance=1e-4)
@@ -118,6 +119,7 @@ def test_tf_keras_trains_the_same(name: str) -> None:
     compare(compiled(tf_keras, *layers), replaced)
 
 
+@pytest.mark.long
 def test_fit() -> None:
     """Batches of two sizes, validation, metrics and a callback."""
     x, y = numbers(22, STEPS, INPUTS), numbers(22, 2, seed=1)

@@ -105,6 +105,7 @@ def test_fit(optimizer: str) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["birnn", "dynrnn"])
 def test_workloads(name: str) -> None:
     """`dynrnn` compares the number of a step with the length of each sequence."""

@@ -13,10 +13,7 @@ from tests.soak import __main__, worker
 from tests.soak.graphs import GRAPHS, NEEDED, graph_defs
 from tests.soak.mutations import MUTATIONS
 
-SEEDS = [
-    range(1, 13),
-    *(pytest.param(range(first, first + 48), marks=pytest.mark.long) for first in range(13, 301, 48)),
-]
+SEEDS = [range(1, 13), *(range(first, first + 48) for first in range(13, 301, 48))]
 
 
 @pytest.fixture(scope="module", name="bases")
@@ -58,6 +55,7 @@ def test_every_mutation_changes_some_graph(mutation: Any, bases: dict[str, Any])
     pytest.fail("it never did")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"from {seeds[0]}")
 def test_a_few_hundred(capsys: pytest.CaptureFixture[str], seeds: range) -> None:

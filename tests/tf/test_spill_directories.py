@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfmem
@@ -86,6 +87,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 def test_it_is_said_once(library: Library, tmp_path: Path) -> None:
     """In a separate process, whose standard error is read; a key of this process is unknown there."""
     path = tmp_path / "graph.pb"

@@ -141,7 +141,7 @@ CASES = {
 NAMED = ("loss", "right", "logits", "train")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fetches", [(), NAMED], ids=["by updates", "named"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_session_trains_in_pieces(case: str, fetches: tuple[str, ...]) -> None:

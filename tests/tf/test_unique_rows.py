@@ -89,6 +89,7 @@ def written(step: Any, *specs: Any) -> tuple[Any, Counter[str]]:
     return restore_concrete(concrete, found, found.graph_def), Counter(node.op for node in found.graph_def.node)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("batch", "dtype"), [(5, "int32"), (None, "int64")])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_train_as_tf_keras_does(name: str, batch: int | None, dtype: str) -> None:

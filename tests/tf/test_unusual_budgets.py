@@ -62,6 +62,7 @@ def test_a_step_whose_large_ops_are_in_branches_is_planned_by_estimates() -> Non
     assert not [note for note in report.notes if "bug in tfmem" in note]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("python", [tf.py_function, tf.numpy_function])
 def test_python_code_in_a_step_is_on_no_other_device(python: Callable[..., Any]) -> None:
     weights = tf.Variable(np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32) / 16)

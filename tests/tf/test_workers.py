@@ -75,10 +75,10 @@ def results(cases: str, folder: Path) -> list[Ended]:
     "cases",
     [
         "agreeing",
-        "splits",
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
+                "splits",
                 "more_agreeing",
                 "over_budget",
                 "stitched",

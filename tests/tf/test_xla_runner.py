@@ -333,7 +333,7 @@ def trained(model: Any, steps: int = 5) -> list[float]:
     return [float(model.train_on_batch(x, y)) for _ in range(steps)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first", [WINS, LOSES], ids=["stitched", "executor"])
 @pytest.mark.parametrize("second", [WINS, LOSES], ids=["XLA wins", "XLA loses"])
 def test_a_keras_model_has_three_runners(first: Times, second: Times, compared: Any) -> None:
@@ -362,6 +362,7 @@ def test_predict_and_evaluate_have_three_runners(compared: Any) -> None:
     assert tfmem.report(model).decision is Decision.STITCHED
 
 
+@pytest.mark.long
 def test_a_keras_model_says_that_dropout_draws_other_numbers(compared: Any) -> None:
     compared(WINS, WINS)
     expected = trained(with_xla(jit_compile=False, dropout=True))

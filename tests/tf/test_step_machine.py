@@ -127,7 +127,8 @@ def test_a_step_with_faults_alone(
         raise KeyError(168)
 
     monkeypatch.setattr("tfmem.steps.fuser.stitched", broken)
-    function = tfmem.optimize(tf.function(new_net().step), passes=("fusion",), cache_directory="")
+    fusion = tfmem.FusionOptions(xla=False)
+    function = tfmem.optimize(tf.function(new_net().step), passes=("fusion",), fusion=fusion, cache_directory="")
     function(*batch)
     step_in(function).wait()
     with pytest.warns(tfmem.TfmemWarning, match="stitching failed with KeyError"):

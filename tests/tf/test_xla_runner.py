@@ -17,6 +17,7 @@ from graph_passes.decision import Decision, Fusion, Xla
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, run
 from tfmem.capture.xla_function import XlaFunction
 from tfmem.steps import on_copies
+from tfmem.steps.fuser import Fuser
 from tfmem.steps.phases import Phase
 from tfmem.steps.results import StepResults, unexplained
 from tfmem.steps.variable_copies import Copies
@@ -53,6 +54,15 @@ def fixture_compared(monkeypatch: pytest.MonkeyPatch) -> Any:
 def step_in(step: Any) -> Any:
     (known,) = step._steps.values()
     return known[()]
+
+
+def waited(step: Any, count: int) -> list[Any]:
+    """Results of so many steps; each waits for what threads do meanwhile."""
+    found = []
+    for seed in range(count):
+        found.append(step(*batch(seed)))
+        step_in(step).wait()
+    return found
 
 
 @pytest.mark.sampled(2)
@@ -114,15 +124,32 @@ def test_it_is_timed_where_regions_fail(
     plain, step = Softmax(), optimized(Softmax().step, fusion=fusion)
     fault = error is tf.errors.InvalidArgumentError
     with pytest.warns(tfmem.TfmemWarning, match="stitching failed") if fault else nullcontext():
-        found = []
-        for seed in range(8):
-            found.append(step(*batch(seed)))
-            step_in(step).wait()
+        found = waited(step, 8)
     close(found, [plain.step(*batch(seed)) for seed in range(8)])
     report = tfmem.report(step)
     assert report.decision is Decision.XLA
     assert report.fusion == "left to XLA: 1 ms a step against 2 ms without XLA, on copies"
     assert any("on purpose" in note for note in report.notes) == fault
+
+
+@pytest.mark.parametrize("fusion", [FULL, FAST], ids=["in a call", "in a thread"])
+@pytest.mark.parametrize("second", [WINS, LOSES], ids=["XLA wins", "XLA loses"])
+def test_it_is_timed_where_planning_fails(
+    fusion: tfmem.FusionOptions, second: Times, compared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("on purpose")
+
+    times = compared(second)
+    monkeypatch.setattr(Fuser, "plan", fails)
+    plain, step = Softmax(), optimized(Softmax().step, fusion=fusion)
+    with pytest.warns(tfmem.TfmemWarning, match="stitching failed with ValueError: on purpose"):
+        found = waited(step, 6)
+    close(found, [plain.step(*batch(seed)) for seed in range(6)])
+    report = tfmem.report(step)
+    assert not times.left
+    assert (report.decision is Decision.XLA) == (second is WINS)
+    assert any("on purpose" in note for note in report.notes)
 
 
 def test_never_where_the_user_forbids_it(compared: Any) -> None:

@@ -87,7 +87,7 @@ class Fuser:
         return digest_of(found, read(captured, self.engine.settings.feed_shapes)) if self.board is not None else ""
 
     def kernels(self) -> FusionKernels | None:
-        """What makes kernels that are timed while the plan runs, or never; None: they are timed now, or none is made."""
+        """What makes kernels that are timed while the plan runs, or never; None: they are timed now, or not made."""
         options, target = self.engine.settings.options, self.engine.settings.target
         now = is_timed(options) and not (options.fusion.tune == "fast" and options.observe)
         return FusionKernels(target, options, self.engine.quiet) if target.is_gpu and not now else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -23,13 +23,15 @@ from tfmem.devices import conditions, is_deterministic
 from tfmem.steps.fuser import Fuser
 from tfmem.steps.phases import Event, Transition
 from tfmem.steps.results import MOST, StepResults, moved_by_rounding, unexplained
-from tfmem.steps.states import Comparing, Compiling, Settled, StepState
+from tfmem.steps.states import Comparing, Compiling, Failed, Settled, StepState
 from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Copies, Run, noticed
 from tfmem.steps.variants import Before, Variants
 from tfmem.steps.work import Work
 from tfmem.timing.ab_timing import Times
 from tfmem.timing.choices import key_of
+
+State = TypeVar("State", bound=StepState)
 
 COMPILES = "XLA compiles the step, and will be timed against what runs"
 WHAT_DIFFERS = "its sums have another order, and an index out of range raises no error"
@@ -55,9 +57,12 @@ def against(trace: Trace) -> str:
 
 
 def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[StepState]:
-    """`transition`, or that XLA compiles the step first, where what runs is decided and XLA may be faster."""
+    """`transition`, or that XLA compiles the step first, where what runs is decided and XLA may be faster.
+
+    So it does where a fault left the step without regions.
+    """
     stays = transition.state
-    if not fuser.xla or not isinstance(stays, Settled):
+    if not fuser.xla or not isinstance(stays, Settled | Failed):
         return transition
     try:
         if why := against(fuser.trace):
@@ -67,7 +72,8 @@ def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[Step
         return Transition(transition.event, _without(stays, f"XLA was not timed: {type(error).__name__}: {error}"))
     if known is not None and not known.is_faster:
         return Transition(transition.event, _slower(fuser, stays, known))
-    return Transition(Event.COMPILES, Compiling(**vars(_without(stays, COMPILES)), fuser=fuser, stays=stays))
+    settled = Settled(**vars(stays))
+    return Transition(Event.COMPILES, Compiling(**vars(_without(stays, COMPILES)), fuser=fuser, stays=settled))
 
 
 def begun(state: Compiling, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Compiling:
@@ -151,7 +157,7 @@ def _runs(fuser: Fuser, function: Any) -> Run:
     return fuser.trace.graphs_of(optimized).apart(optimized.graph_def)
 
 
-def _key(fuser: Fuser, stays: Settled) -> str:
+def _key(fuser: Fuser, stays: StepState) -> str:
     beside = [str(region) for region in stays.report.running]
     facts = {**conditions(fuser.engine.settings.target), "runner": "XLA", "beside": beside}
     return key_of(fuser.known, fuser.trace.given().graph_def, facts)
@@ -177,7 +183,7 @@ def _raced(state: StepState, variants: Variants, times: Times, how: str, event: 
     return Transition(event, replace(stays, function=variants.function, report=report, kept=kept))
 
 
-def _slower(fuser: Fuser, stays: Settled, times: Times) -> Settled:
+def _slower(fuser: Fuser, stays: State, times: Times) -> State:
     """What ran before goes on."""
     found = _without(stays, f"XLA took {milliseconds(times.stitched)} a step against {milliseconds(times.given)}")
     if not fuser.with_xla:
@@ -186,7 +192,7 @@ def _slower(fuser: Fuser, stays: Settled, times: Times) -> Settled:
     return replace(found, report=replace(found.report, jit_compile=Xla.STITCHED if stitched else Xla.EXECUTOR))
 
 
-def _without(stays: Settled, note: str) -> Settled:
+def _without(stays: State, note: str) -> State:
     return replace(stays, report=replace(stays.report, notes=(*stays.report.notes, note)))
 
 

@@ -24,6 +24,7 @@ from tfmem.kernels.fusion_times import product_times
 from tfmem.steps import comparing, on_copies
 from tfmem.steps.states import Comparing
 from tfmem.steps.variable_copies import Copies
+from tfmem.steps.variants import TimedChoice
 from tfmem.timing.ab_timing import ROUNDS, Times
 from tfmem.timing.choices import choices
 
@@ -104,6 +105,14 @@ def test_a_planned_step_says_why_it_is_not_stitched() -> None:
 def step_in(step: Any) -> Any:
     (known,) = step._steps.values()
     return known[()]
+
+
+def test_a_difference_within_the_noise_is_said_to_be_so() -> None:
+    assert str(TimedChoice(Times(4e-3, 2e-3), ", on copies")) == "stitched: 2 ms a step against 4 ms, on copies"
+    unclear = str(TimedChoice(Times(4e-3, 2e-3, noise=2.5e-3), ", on copies"))
+    assert unclear.startswith("left unchanged: stitched it took 2 ms a step against 4 ms")
+    assert unclear.endswith("; times are off by up to 2.5 ms")
+    assert str(TimedChoice(Times(2e-3, 4e-3, noise=1e-3), "")).endswith("4 ms a step against 2 ms")
 
 
 def test_the_faster_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,9 +63,9 @@ def gradients(
             results = [inner[y] for y, _ in ys]
             with scratch.name_scope("gradients"):
                 found = tf.gradients(results, [inner[x] for x in xs], [inner[gradient] for _, gradient in ys])
+                found = [tf.convert_to_tensor(tensor) if tensor is not None else None for tensor in found]
     except (ValueError, TypeError, LookupError, tf.errors.OpError) as error:
         raise GraphError(f"what would take the place of a loop has no gradient: {error}") from error
-    found = [tf.convert_to_tensor(tensor) if tensor is not None else None for tensor in found]
     outer = {inner[tensor].name: outside.get(tensor, tensor) for tensor in inner}
     device = next((node.device for node in nodes if isinstance(node, RecurrentNode)), "")
     return _read_back(scratch, before, outer, found, names, prefix, device)

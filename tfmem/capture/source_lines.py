@@ -61,4 +61,4 @@ def _graphs(captured: Captured) -> Iterator[Any]:
 
 def _line(made: tf.Operation) -> str:
     frame = innermost(list(made.traceback or ()))
-    return f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}" if frame else ""
+    return f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name or '<lambda>'}" if frame else ""

@@ -26,6 +26,7 @@ from tfmem.dynamic.weights import Weights
 _SAME = ("Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze", "EnsureShape", "Snapshot")
 _OF_FIRST = ("StridedSlice",)
 _READS = ("Placeholder", "RandomUniform", "ReadVariableOp", "ResourceGather")  # stateful ops that change nothing
+_BRANCHES = ("If", "Case", "While")  # refused as ops that nodes do not support, whatever they do
 _ELEMENTWISE = {name: (op.name, False) for op in FLOAT_OPS.values() for name in op.tf_ops}
 _ELEMENTWISE |= {name: (op.name, True) for op in FLOAT_OPS.values() for name in op.reversed_tf_ops}
 
@@ -51,7 +52,7 @@ class Reader:
 
     def check_effects(self, op: Any) -> None:
         """Refuse ops with effects: a kind runs for many nodes at once, in an order that users do not see."""
-        if op.op_def is not None and op.op_def.is_stateful and op.type not in _READS:
+        if op.op_def is not None and op.op_def.is_stateful and op.type not in _READS and op.type not in _BRANCHES:
             raise self.error(op, "it has a state or a side effect; a node may only compute values")
 
     def expression(self, tensor: tf.Tensor) -> Expression:

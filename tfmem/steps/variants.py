@@ -126,4 +126,8 @@ class TimedChoice:
 
     def __str__(self) -> str:
         times = f"{milliseconds(self.times.stitched)} a step against {milliseconds(self.times.given)}{self.how}"
-        return f"{self.what}: {times}" if self.times.is_faster else f"left unchanged: {self.what} it took {times}"
+        if self.times.is_faster:
+            return f"{self.what}: {times}"
+        unclear = self.times.stitched < self.times.given
+        noise = f"; times are off by up to {milliseconds(self.times.noise)}" if unclear else ""
+        return f"left unchanged: {self.what} it took {times}{noise}"

@@ -247,6 +247,7 @@ class Prologue(Writer):
             for operand in operands
             if operand.form is HoistedForm.FIXED
         )
+        verbatim = verbatim and len({operand.shape[:1] for operand in varying}) == 1  # one row would meet all of a step
         attrs = copied(node)
         if verbatim and rank:
             return Hoisted(

@@ -57,6 +57,8 @@ def of_all_steps(body: Graph, prologue: Prologue, node: Node, operands: Sequence
             axis = integer(node.attrs.get("axis", 0))
             inputs = [steps(place) for place in range(len(operands))]
             return prologue.emit(node.op, inputs, attrs | {"axis": axis + (axis >= 0)}, node.name, node.outputs)
+        case "ConcatV2" | "StridedSlice" if _first(body, node) is None:  # what it is joined of, or its part, is unknown
+            raise Unreadable(Reason.ROWS_LOST.of(node))
         case "ConcatV2" if constants[-1] is not None:
             inputs = [*(steps(place) for place in range(len(operands) - 1)), behind(constants[-1])]
             return prologue.emit(node.op, inputs, attrs | {"Tidx": DataType(SHAPE_DTYPE)}, node.name)
@@ -72,3 +74,9 @@ def of_all_steps(body: Graph, prologue: Prologue, node: Node, operands: Sequence
             return prologue.emit(node.op, [steps(0), *ends], kinds, node.name)
         case _:
             raise Unreadable(Reason.ROWS_UNALIKE.of(node))
+
+
+def _first(body: Graph, node: Node) -> int | None:
+    """The first dimension of what a node makes, 0 of a scalar; None if it is unknown."""
+    spec = body.specs.get(TensorId(node.name))
+    return None if spec is None or spec.shape is None else (*spec.shape, 0)[0]

@@ -15,11 +15,12 @@ from graph_passes.decision import Decision
 from graph_passes.errors import InfeasibleBudgetError
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import IN_PLACE_OVER_FIRST
+from graph_passes.graph.order import is_acyclic
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.offload.plan import How, movable
 from graph_passes.passes.offload.selection import lowest
 from graph_passes.passes.split.apply import split_graph
-from graph_passes.passes.split.plan import SplitChoice, SplitEstimate, SplitLane, SplitNeeds
+from graph_passes.passes.split.plan import LARGE, SplitChoice, SplitEstimate, SplitLane, SplitNeeds
 from graph_passes.passes.split.split_regions import NO_USERS, BatchDivision, SplitPlan, SplitRegion, Users
 from graph_passes.pipeline import SPLIT, PassOutcome, PassPhase, Step, StepSource, plan_step, run_passes
 from graph_passes.refusals import Reason, Refusal
@@ -86,7 +87,10 @@ def split_step(
 
     def trial(plan: SplitPlan) -> SplitEstimate:
         go_on()
-        found = read_again(step, *split_graph(plan, step.graph))
+        graph, order = split_graph(plan, step.graph)
+        if not is_acyclic(graph):  # what a condition behind the pieces reads and what it gives are in different ones
+            return SplitEstimate(LARGE)
+        found = read_again(step, graph, order)
         timeline = timeline_of(found)
         try:
             planned = plan_step(found, timeline, link, budget, options, effort=Effort.GREEDY)

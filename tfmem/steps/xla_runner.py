@@ -1,7 +1,8 @@
 """XLA as one more runner of a step: a thread has it compile the step, which is then timed against what runs.
 
 XLA may run a step that it computes like TensorFlow but for the order of sums: with the same random numbers, and the
-same checks. Its compiler is C++ that holds no interpreter, so steps go on meanwhile.
+same checks. On a CPU it loses NaN in a minimum or a maximum, so steps with one are left alone. Its compiler is C++ that
+holds no interpreter, so steps go on meanwhile.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from custom_ops.background import NEXT, go_on
 from graph_passes.decision import Decision, Fusion, Xla
 from graph_passes.device_report import milliseconds
+from tfmem.capture.captured import every_node
 from tfmem.capture.concrete_function import RestoredFunction, asks_for_xla, flat_arguments
 from tfmem.capture.xla_draws import differs_in
 from tfmem.capture.xla_function import xla_function
@@ -34,7 +37,12 @@ from tfmem.timing.choices import key_of
 State = TypeVar("State", bound=StepState)
 
 COMPILES = "XLA compiles the step, and will be timed against what runs"
-WHAT_DIFFERS = "its sums have another order, and an index out of range raises no error"
+WHAT_DIFFERS = (
+    "its sums have another order, an index out of range raises no error, and NaN may be lost in the gradient of ReLU, "
+    "in the index of the largest number, and where floats become integers"
+)
+# XLA compiles these for a CPU without regard to NaN: the largest of 1 and NaN is 1 (its fast minimum and maximum).
+_WITHOUT_NAN = frozenset({"Max", "Min", "Maximum", "Minimum"})
 
 
 def may_run(trace: Trace, timed: bool, must_fit: bool, wanted: bool) -> bool:
@@ -56,6 +64,18 @@ def against(trace: Trace) -> str:
     return differs_in(graph_def) or noticed(graph_def)
 
 
+def loses_nan(graph_def: GraphDef) -> str:
+    """Why XLA would give numbers on a CPU where TensorFlow gives NaN; "" if it would not."""
+    nodes = (node for node in every_node(graph_def) if node.op in _WITHOUT_NAN)
+    return next((f"on a CPU '{node.name}' ({node.op}) would lose NaN" for node in nodes), "")
+
+
+def _loses_nan(fuser: Fuser) -> str:
+    """Why XLA would lose NaN that the step has without it; "" if it would not, or if the user has XLA run the step."""
+    on_cpu = not (fuser.with_xla or fuser.engine.settings.target.is_gpu)
+    return loses_nan(fuser.trace.given().graph_def) if on_cpu else ""
+
+
 def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[StepState]:
     """`transition`, or that XLA compiles the step first, where what runs is decided and XLA may be faster.
 
@@ -65,7 +85,7 @@ def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[Step
     if not fuser.xla or not isinstance(stays, Settled | Failed):
         return transition
     try:
-        if why := against(fuser.trace):
+        if why := against(fuser.trace) or _loses_nan(fuser):
             return Transition(transition.event, _without(stays, f"XLA may not run the step: {why}"))
         known = fuser.known.find(_key(fuser, stays))
     except Exception as error:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tfmem
 from tests.tf.optimized_runs import SPARE
+from tfmem.steps import xla_runner
 from tfmem.steps.phases import Event, Phase
 from tools.value_way import follow
 
@@ -76,7 +77,10 @@ def test_a_step_that_fits_is_checked_and_left(new_net: Any, batch: Any, flow: An
     assert step_in(function).unchanged
 
 
-def test_a_step_whose_regions_are_timed(new_net: Any, batch: Any, flow: Any, moves: Any) -> None:
+def test_a_step_whose_regions_are_timed(
+    new_net: Any, batch: Any, flow: Any, moves: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xla_runner, "loses_nan", lambda _: "")
     function = tfmem.optimize(tf.function(new_net().step), passes=("fusion",), cache_directory="")
     function(*batch)
     step = step_in(function)

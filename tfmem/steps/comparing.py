@@ -174,7 +174,7 @@ def _planned_by(fuser: Fuser, state: Placed, plan: Callable[[Report], Found], in
     except Exception as error:  # after any error, the step runs without regions
         if fuser.board is not None:
             withdraw(fuser.board, fuser.engine, fuser.trace, FusionWhy.FAILED)
-        return _without(fuser, fuser.failed(state, error, "stitching", FusionWhy.FAILED))
+        return _or_xla(fuser, fuser.failed(state, error, "stitching", FusionWhy.FAILED))
     return decide(fuser, state, found)
 
 
@@ -225,7 +225,7 @@ def planned(state: Fusing) -> Transition[StepState]:
     found = state.work.take()
     if found is None:
         error = state.work.error or RuntimeError("planning ended without a result")
-        return _without(state.fuser, state.fuser.failed(state, error, "stitching", FusionWhy.FAILED))
+        return _or_xla(state.fuser, state.fuser.failed(state, error, "stitching", FusionWhy.FAILED))
     return decide(state.fuser, state, found)
 
 
@@ -240,7 +240,7 @@ def decide(fuser: Fuser, state: StepState, found: Found) -> Transition[StepState
             state = replace(state, report=unstitched(state.report, fuser.engine, FusionWhy.NO_ROOM))
         elif fuser.mirrored:
             _tell(fuser, found.why)
-        return _without(fuser, fuser.settled(state, found.why))
+        return _or_xla(fuser, fuser.settled(state, found.why))
     if fuser.with_xla and (is_deterministic() or variants.noticed):
         return fuser.settled(state, FusionWhy.XLA_UNTIMED)
     if options.fusion.tune == "off":
@@ -268,7 +268,7 @@ def tuned(state: Tuning) -> Transition[StepState]:
     return Transition(Event.TIMED, Comparing(**shared(state), fuser=fuser, variants=variants, turns=turns))
 
 
-def _without(fuser: Fuser, transition: Transition[StepState]) -> Transition[StepState]:
+def _or_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[StepState]:
     """What follows where the step stays without regions: XLA may still be faster, unless it runs the step already."""
     return transition if fuser.with_xla else then_xla(fuser, transition)
 
@@ -302,9 +302,9 @@ def _untimed(state: Comparing, error: Exception) -> Transition[StepState]:
         note = error_note(fuser.engine.notices, fuser.trace.name, error, "stitching", "the step runs without regions")
         state = replace(state, report=replace(state.report, notes=(*state.report.notes, note)))
     elif not isinstance(error, tf.errors.OpError):
-        return _without(fuser, fuser.failed(state, error, "timing", _failing(error)))
+        return _or_xla(fuser, fuser.failed(state, error, "timing", _failing(error)))
     # if the step itself fails, its unmodified run, which follows, fails too
-    return _without(fuser, fuser.settled(state, _failing(error), Event.CLEAR))
+    return _or_xla(fuser, fuser.settled(state, _failing(error), Event.CLEAR))
 
 
 def _untuned(state: Comparing, error: Exception, stays: Settled) -> Transition[StepState]:

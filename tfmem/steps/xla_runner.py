@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from custom_ops.background import NEXT, go_on
 from graph_passes.decision import Decision, Fusion, Xla
@@ -64,16 +63,12 @@ def against(trace: Trace) -> str:
     return differs_in(graph_def) or noticed(graph_def)
 
 
-def loses_nan(graph_def: GraphDef) -> str:
-    """Why XLA would give numbers on a CPU where TensorFlow gives NaN; "" if it would not."""
-    nodes = (node for node in every_node(graph_def) if node.op in _WITHOUT_NAN)
+def loses_nan(fuser: Fuser) -> str:
+    """Why XLA would give numbers where the step has NaN without it; "" if it would not, or if the user has XLA run it."""
+    if fuser.with_xla or fuser.engine.settings.target.is_gpu:
+        return ""
+    nodes = (node for node in every_node(fuser.trace.given().graph_def) if node.op in _WITHOUT_NAN)
     return next((f"on a CPU '{node.name}' ({node.op}) would lose NaN" for node in nodes), "")
-
-
-def _loses_nan(fuser: Fuser) -> str:
-    """Why XLA would lose NaN that the step has without it; "" if it would not, or if the user has XLA run the step."""
-    on_cpu = not (fuser.with_xla or fuser.engine.settings.target.is_gpu)
-    return loses_nan(fuser.trace.given().graph_def) if on_cpu else ""
 
 
 def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[StepState]:
@@ -85,7 +80,7 @@ def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[Step
     if not fuser.xla or not isinstance(stays, Settled | Failed):
         return transition
     try:
-        if why := against(fuser.trace) or _loses_nan(fuser):
+        if why := against(fuser.trace) or loses_nan(fuser):
             return Transition(transition.event, _without(stays, f"XLA may not run the step: {why}"))
         known = fuser.known.find(_key(fuser, stays))
     except Exception as error:

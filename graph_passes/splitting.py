@@ -88,7 +88,7 @@ def split_step(
     def trial(plan: SplitPlan) -> SplitEstimate:
         go_on()
         graph, order = split_graph(plan, step.graph)
-        if not is_acyclic(graph):  # what a condition behind the pieces reads and what it gives are in different ones
+        if not is_acyclic(graph):  # one piece gives what a condition reads, and another reads what that gives
             return SplitEstimate(LARGE)
         found = read_again(step, graph, order)
         timeline = timeline_of(found)

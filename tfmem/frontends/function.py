@@ -113,9 +113,8 @@ class OptimizedFunction(tf.__internal__.tracking.Trackable):
                 self._function.__get__(instance, owner), self._engine, compiled, self._jit_compile is not False
             )
             self._methods[instance] = method
-            if self._name and isinstance(
-                instance, tf.__internal__.tracking.AutoTrackable
-            ):  # it is saved with what it tracks
+            tracks = isinstance(instance, tf.__internal__.tracking.AutoTrackable)  # it is saved with what it tracks
+            if self._name and tracks:
                 method._name, method._object = self._name, weakref.ref(instance)
                 instance._track_trackable(method, self._name, overwrite=True)
         return self._methods[instance]

@@ -64,7 +64,7 @@ def against(trace: Trace) -> str:
 
 
 def loses_nan(fuser: Fuser) -> str:
-    """Why XLA would give numbers where the step has NaN without it; "" if it would not, or if the user has XLA run it."""
+    """Why XLA would give numbers where the step has NaN without it; "" if it would not, or the user has XLA run it."""
     if fuser.with_xla or fuser.engine.settings.target.is_gpu:
         return ""
     nodes = (node for node in every_node(fuser.trace.given().graph_def) if node.op in _WITHOUT_NAN)

@@ -7,7 +7,8 @@ A value of one step has the shape `[batch, ...]`. Outside there are three forms 
     STEPS   [time, batch, ...]     every step by itself
 
 Whatever treats rows alike is emitted verbatim on FLAT, so that the product of all inputs with a kernel is one large
-MatMul. Where rows of a fixed tensor meet rows of a step (a dropout mask), STEPS lets them broadcast.
+MatMul. Where rows of a fixed tensor meet rows of a step (a dropout mask), or a single row of a step meets all of its
+rows (a mean over the batch), STEPS lets them broadcast.
 """
 
 from __future__ import annotations
@@ -242,12 +243,10 @@ class Prologue(Writer):
         """An elementwise op of the body on all steps at once; at least one operand is not FIXED."""
         rank = len(shape)
         varying = [operand for operand in operands if operand.form is not HoistedForm.FIXED]
-        verbatim = all(operand.form is HoistedForm.FLAT and len(operand.shape) == rank for operand in varying) and all(
-            len(operand.shape) < rank or operand.shape[0] == 1
-            for operand in operands
-            if operand.form is HoistedForm.FIXED
-        )
-        verbatim = verbatim and len({operand.shape[:1] for operand in varying}) == 1  # one row would meet all of a step
+        fixed = [operand for operand in operands if operand.form is HoistedForm.FIXED]
+        alike = len({operand.shape[:1] for operand in varying}) == 1  # no single row meets all rows of a step
+        flat = all(operand.form is HoistedForm.FLAT and len(operand.shape) == rank for operand in varying)
+        verbatim = flat and alike and all(len(operand.shape) < rank or operand.shape[0] == 1 for operand in fixed)
         attrs = copied(node)
         if verbatim and rank:
             return Hoisted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +14,11 @@ import tensorflow as tf
 import tfmem
 from graph_passes.decision import Decision, Fusion, Xla
 from tests.tf.stitched_steps import Softmax, batch, close, optimized, run
+from tests.tf.xla_contest import FAST, FULL, LOSES, WINS, fixture_compared, step_in  # noqa: F401 - a fixture
 from tfmem.capture.xla_function import XlaFunction
-from tfmem.steps import on_copies, xla_runner
-from tfmem.steps.fuser import Fuser
 from tfmem.steps.phases import Phase
 from tfmem.steps.results import StepResults, unexplained
-from tfmem.steps.variable_copies import Copies
 from tfmem.timing.ab_timing import Times
-
-FAST, FULL = tfmem.FusionOptions(tune="fast"), tfmem.FusionOptions(tune="full")
-WINS, LOSES = Times(0.002, 0.001), Times(0.001, 0.002)
-
-
-class Found:
-    """In place of comparing: times of the step with regions against the step without, then of XLA's against these."""
-
-    def __init__(self, *found: Times) -> None:
-        self.left = list(found)
-
-    def __call__(self) -> Found:
-        return self
-
-    def go_on(self, given: Any, stitched: Any, limit: float) -> Times:
-        given(), stitched()
-        return self.left.pop(0)
-
-
-@pytest.fixture(name="compared")
-def fixture_compared(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def compared(*found: Times, with_largest: bool = True) -> Found:
-        """`with_largest`: a step may have a maximum, as on a GPU, where XLA's kernels keep NaN."""
-        times = Found(*found)
-        if with_largest:
-            monkeypatch.setattr(xla_runner, "loses_nan", lambda _: "")
-        monkeypatch.setattr(on_copies, "Slices", times)
-        return times
-
-    return compared
-
-
-def step_in(step: Any) -> Any:
-    (known,) = step._steps.values()
-    return known[()]
-
-
-def waited(step: Any, count: int) -> list[Any]:
-    """Results of so many steps; each waits for what threads do meanwhile."""
-    found = []
-    for seed in range(count):
-        found.append(step(*batch(seed)))
-        step_in(step).wait()
-    return found
 
 
 @pytest.mark.sampled(2)
@@ -104,55 +57,6 @@ def test_it_compiles_in_a_thread_while_steps_go_on(compared: Any) -> None:
     close(found, expected)
     assert step_in(step).settled
     assert tfmem.report(step).decision is Decision.XLA
-
-
-@pytest.mark.parametrize("error", [tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError])
-@pytest.mark.parametrize("fusion", [FULL, FAST], ids=["in a call", "in a thread"])
-def test_it_is_timed_where_regions_fail(
-    fusion: tfmem.FusionOptions, error: Any, compared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An op of a region that fails is a fault of tfmem's, unless memory ran out; XLA is timed in either case."""
-    compared(WINS)
-    monkeypatch.setattr(on_copies, "LARGE", 1)
-    functions: list[Any] = []
-    run_on_copies = Copies.run
-
-    def fails(copies: Copies, function: Any) -> Any:
-        functions.extend([] if function in functions else [function])
-        if functions.index(function) == 1:
-            raise error(None, None, "on purpose")
-        return run_on_copies(copies, function)
-
-    monkeypatch.setattr(Copies, "run", fails)
-    plain, step = Softmax(), optimized(Softmax().step, fusion=fusion)
-    fault = error is tf.errors.InvalidArgumentError
-    with pytest.warns(tfmem.TfmemWarning, match="stitching failed") if fault else nullcontext():
-        found = waited(step, 8)
-    close(found, [plain.step(*batch(seed)) for seed in range(8)])
-    report = tfmem.report(step)
-    assert report.decision is Decision.XLA
-    assert report.fusion == "left to XLA: 1 ms a step against 2 ms without XLA, on copies"
-    assert any("on purpose" in note for note in report.notes) == fault
-
-
-@pytest.mark.parametrize("fusion", [FULL, FAST], ids=["in a call", "in a thread"])
-@pytest.mark.parametrize("second", [WINS, LOSES], ids=["XLA wins", "XLA loses"])
-def test_it_is_timed_where_planning_fails(
-    fusion: tfmem.FusionOptions, second: Times, compared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any) -> Any:
-        raise ValueError("on purpose")
-
-    times = compared(second)
-    monkeypatch.setattr(Fuser, "plan", fails)
-    plain, step = Softmax(), optimized(Softmax().step, fusion=fusion)
-    with pytest.warns(tfmem.TfmemWarning, match="stitching failed with ValueError: on purpose"):
-        found = waited(step, 6)
-    close(found, [plain.step(*batch(seed)) for seed in range(6)])
-    report = tfmem.report(step)
-    assert not times.left
-    assert (report.decision is Decision.XLA) == (second is WINS)
-    assert any("on purpose" in note for note in report.notes)
 
 
 def test_never_where_the_user_forbids_it(compared: Any) -> None:

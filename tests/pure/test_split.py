@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes import splitting
 from graph_passes.analysis.batch.labels import Rows, Summed
 from graph_passes.analysis.batch.separable import Separable, again, batches, convex, levels, separable
 from graph_passes.analysis.cost.device_costs import load
@@ -24,7 +23,7 @@ from graph_passes.graph.verify import verify_graph
 from graph_passes.passes.offload.options import Effort, OffloadOptions
 from graph_passes.passes.split.apply import split_graph
 from graph_passes.passes.split.plan import SplitEstimate, SplitLane, SplitNeeds, plan_split
-from graph_passes.passes.split.split_regions import Exactness, SplitPlan, Users, plan_of, sizes_of_pieces
+from graph_passes.passes.split.split_regions import Exactness, Users, plan_of, sizes_of_pieces
 from graph_passes.pipeline import Step, plan_step
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import Report, SplitRecord
@@ -253,24 +252,6 @@ def test_the_fastest_that_meets_the_budget() -> None:
     assert found.peak_before > base + (1 << 20)
     timeline = Step.read(found.graph, found.order, [TensorId("loss")]).timeline(Roofline(load("unit")))
     assert timeline.peak <= base + (1 << 20) + (1 << 18)
-
-
-def test_a_division_with_a_cycle_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the optimizer's condition, behind all pieces, reads what one piece gives and is read by another."""
-    graph = trained(batch=64, width=1 << 12).graph()
-    room = Step.read(graph).timeline(Roofline(load("unit"))).base + (1 << 20)
-    best = split(graph, room)
-    assert isinstance(best, SplitStep)
-
-    def made(plan: SplitPlan, given: Graph) -> tuple[Graph, tuple[str, ...]]:
-        divided, order = split_graph(plan, given)
-        if plan.regions[0].pieces == best.plan.regions[0].pieces:
-            divided[order[0]].control = [order[-1]]
-        return divided, order
-
-    monkeypatch.setattr(splitting, "split_graph", made)
-    found = split(graph, room)
-    assert isinstance(found, Refusal) or found.plan.regions[0].pieces != best.plan.regions[0].pieces
 
 
 def test_a_split_that_is_not_needed_has_to_be_clearly_faster() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graph_passes import splitting
 from graph_passes.analysis.batch.separable import again, levels
 from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
@@ -29,8 +30,9 @@ from graph_passes.passes.split.plan import (
 )
 from graph_passes.passes.split.split_regions import SplitPlan, plan_of
 from graph_passes.pipeline import Step, plan_step
-from graph_passes.splitting import alone_over, read_again
-from tests.pure.test_split import trained
+from graph_passes.refusals import Refusal
+from graph_passes.splitting import SplitStep, alone_over, read_again
+from tests.pure.test_split import split, trained
 from tests.tiers import examples
 
 COSTS = Roofline(load("unit"))
@@ -122,3 +124,21 @@ def test_once_some_were_planned_no_large_ones_are(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(split_plan, "MOST_OPS", 16 * len(graph))
     _, tried = chosen(graph, {})
     assert FIRST_TRIALS < len(tried) < len(all_tried)
+
+
+def test_a_division_with_a_cycle_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the optimizer's condition, behind all pieces, reads what one piece gives and is read by another."""
+    graph = trained(batch=64, width=1 << 12).graph()
+    room = Step.read(graph).timeline(Roofline(load("unit"))).base + (1 << 20)
+    best = split(graph, room)
+    assert isinstance(best, SplitStep)
+
+    def made(plan: SplitPlan, given: Graph) -> tuple[Graph, tuple[str, ...]]:
+        divided, order = split_graph(plan, given)
+        if plan.regions[0].pieces == best.plan.regions[0].pieces:
+            divided[order[0]].control = [order[-1]]
+        return divided, order
+
+    monkeypatch.setattr(splitting, "split_graph", made)
+    found = split(graph, room)
+    assert isinstance(found, Refusal) or found.plan.regions[0].pieces != best.plan.regions[0].pieces

@@ -370,10 +370,8 @@ def test_replicas_whose_tensors_move_are_left_where_nothing_names_fusion(workers
     job.trace.concrete.graph.name = "step"
     report = replace(engine.settings.unplanned("step"), decision=Decision.MOVED)
     placed = Placed(function="moved", report=report, unchanged=False)
-    with (
-        mock.patch.object(comparing, "board_of", return_value=mock.Mock() if workers else None),
-        mock.patch.object(comparing, "decline"),
-    ):
+    board = mock.Mock() if workers else None
+    with mock.patch.multiple(comparing, board_of=lambda *_: board, decline=mock.DEFAULT):
         move = comparing.fuse(job, placed)
     assert (move.event, move.state.function, move.state.report.fusion) == (Event.STAYS, "moved", why)
     assert f"to have it stitched, {why.cure}" in move.state.report.notes

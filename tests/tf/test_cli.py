@@ -56,6 +56,9 @@ def test_devices_that_are_measured_on_one_thread():
     done = run_python(["-m", "tfmem", "devices", "--measure"])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["regions"]["dispatch"] > 0
+    program = "from tfmem.quiet import start_tensorflow; start_tensorflow(1); import tensorflow as tf; "
+    done = run_python(["-c", program + "print(tf.config.threading.get_intra_op_parallelism_threads())"])
+    assert done.stdout == "1\n"
 
 
 def test_optimize_writes_a_saved_model_that_trains_as_the_original(saved, tmp_path):

@@ -177,6 +177,15 @@ def test_a_traced_function_with_an_op_that_no_node_has(net):
         dynamic.specialize(net.parameters, {"leaf": kind})
 
 
+def test_a_condition_that_reads_a_parameter_has_no_side_effect(net):
+    def pair(children):
+        larger = tf.reduce_sum(children[0]) > 0.0
+        return tf.cond(larger, lambda: children[0] + net.bias, lambda: children[1])
+
+    with pytest.raises(dynamic.DynamicError, match=r"kind 'pair': op 'cond' \(If\): nodes do not support this op"):
+        dynamic.specialize(net.parameters, {"pair": dynamic.trace(pair, children=2)}, state=net.bias.shape[0])
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -37,3 +37,16 @@ def test_decoding(samples: bool, words: int) -> None:
         return
     (why,) = report.not_replaced
     assert ("no op of a cell computes" if samples else "ops on single numbers") in why
+
+
+def test_a_lambda_that_autograph_translated_has_a_name() -> None:
+    draw = lambda i: tf.random.stateless_gamma([4], [i, 3], 2.0)  # noqa: E731
+
+    @tf.function
+    def run(state: Any) -> Any:
+        for i in tf.range(5):
+            state = state * 0.5 + draw(i)
+        return state
+
+    with pytest.warns(tfmem.TfmemWarning, match=r"test_recurrent_reasons\.py:\d+, in <lambda>\)"):
+        tfmem.optimize(run, passes=("recurrent",), cache_directory="")(tf.ones([2, 4]))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 import tfmem
 from custom_ops.fusion.programs import FusionProgram
@@ -22,6 +23,7 @@ from tests.tf.test_step_machine import edge, fixture_moves  # noqa: F401 - a fix
 from tfmem.kernels.fusion_tuning import Tuned
 from tfmem.steps import after_grappler, comparing, on_copies, xla_runner
 from tfmem.steps.phases import Event, Phase
+from tfmem.steps.variable_copies import Copies
 from tfmem.timing.ab_timing import Times
 
 pytest_plugins = ("tests.tf.fake_gpu", "tests.tf.planned_on_fake_gpu")
@@ -182,3 +184,23 @@ def test_a_fault_while_tuning_leaves_what_runs(tuned: Callable[..., Any]) -> Non
     report = tfmem.report(step)
     assert report.fusion == "stitched: 1000 ms a step against 2000 ms, on copies"
     assert report.notes[-1] == "kernels were not tuned: KeyError: 168"
+
+
+def test_tuned_kernels_that_fail_leave_the_models(tuned: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    functions: list[Any] = []
+    run_on_copies = Copies.run
+
+    def fails(copies: Copies, function: Any) -> Any:
+        functions.extend([] if function in functions else [function])
+        if functions.index(function) == 2:  # after the step without regions, and with the model's kernels
+            raise tf.errors.InternalError(None, None, "on purpose")
+        return run_on_copies(copies, function)
+
+    monkeypatch.setattr(Copies, "run", fails)
+    step, model, _ = tuned(0.4, Times(2.0, 1.0))
+    with pytest.warns(tfmem.TfmemWarning, match="tuning failed with RegionsFailedError"):
+        settled(step, model)
+    report = tfmem.report(step)
+    assert report.fusion == "stitched: 1000 ms a step against 2000 ms, on copies"
+    assert not report.tuning
+    assert "on purpose" in report.notes[-1]

@@ -1,7 +1,8 @@
 """What the recurrent benchmark runs: pure data, no framework.
 
 The grid is Table 1 of GRNN (Holmes et al., EuroSys 2019), hidden 64, 256, 1024 and batch 1, 10, 20, with hidden 512 and
-batch 64 added: 100 steps, input size = hidden size. Then the paper's two models (section 8.5)."""
+batch 64 added: 100 steps, input size = hidden size. Then the paper's two models (section 8.5), and the layer that
+FlashRNN times (Pöppel et al., 2025)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ UNITS = (64, 256, 512, 1024)
 LARGE = (2048,)  # whose weights fit no chip: they are read from L2 in every step
 BATCHES = (1, 10, 20, 64)
 STEPS = 100
+LONG = 1024  # of FlashRNN's layer
 TOP = 5  # of the model's first, that are compiled and timed
 WITHOUT_TF32 = ", no TF32"  # behind a case's name in the results of benchmarks.recurrent.keras
 # the blocks [units, units] of recurrent weights; input weights have as many
@@ -46,7 +48,7 @@ class Case:
     @property
     def precisions(self) -> tuple[str, ...]:
         """What our kernels are measured in: float32's accuracy; TF32, against peers that may use it; 16-bit storage."""
-        if self.plain_lstm and self.batch == 20 and not self.training:
+        if self.plain_lstm and (self.batch == 20 or self.steps == LONG) and not self.training:
             return tuple(BOUNDS)
         return ("highest", "tf32")
 
@@ -57,12 +59,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Unique: `lstm/256/10`, `train/lstm/256/10`, `stack3/lstm/128/1/100`."""
+        """Unique: `lstm/256/10`, `train/lstm/256/10`, `stack3/lstm/128/1/100`, `lstm/768/16/1024`."""
         words = [self.layer, str(self.units), str(self.batch)]
         if self.training:
             words.insert(0, "train")
         if self.layers > 1:
-            words = [f"stack{self.layers}", *words, str(self.steps)]
+            words.insert(0, f"stack{self.layers}")
+        if self.layers > 1 or self.steps != STEPS:
+            words.append(str(self.steps))
         return "/".join(words)
 
 
@@ -137,6 +141,7 @@ def all_cases() -> list[Case]:
     cases += [Case("gru", units, batch) for units in UNITS for batch in BATCHES]
     cases += [Case("gru", units, batch, training=True) for units in UNITS for batch in (1, 20)]
     cases += [Case("lstm", units, batch) for units in LARGE for batch in BATCHES]
+    cases += [Case("lstm", 768, 16, steps=LONG)]
     return cases
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.offload.tables import table, write
 from benchmarks.records import ROOT, load
 from benchmarks.recurrent import options as recurrent_options
-from benchmarks.recurrent.cases import LARGE, TOP, WITHOUT_TF32, Floor, fastest, kernel_in_words
+from benchmarks.recurrent.cases import LARGE, LONG, TOP, WITHOUT_TF32, Floor, fastest, kernel_in_words
 from benchmarks.runs import command_line, existing
 
 MARKERS = ("<!-- recurrent: begin -->", "<!-- recurrent: end -->")
@@ -45,7 +45,9 @@ def tables(
 ) -> str:
     """Every table that there are results for."""
     every: Cases = results["cases"]
-    cases = {name: case for name, case in every.items() if case["units"] not in LARGE}
+    large = {name: case for name, case in every.items() if case["units"] in LARGE}
+    long = {name: case for name, case in every.items() if case["steps"] == LONG}
+    cases = {name: case for name, case in every.items() if name not in large | long}
     parts = [machine(results)]
     for title, prefix in (
         ("LSTM against cuDNN", "lstm/"),
@@ -56,9 +58,9 @@ def tables(
         ("GRNN's models: 3 layers of 128 over 100 steps, 2 layers of 256 over 20", "stack"),
     ):
         parts += compared(cases, prefix, title)
-    large = {name: case for name, case in every.items() if case["units"] in LARGE}
     parts += compared(large, "lstm/", "LSTM whose weights no chip holds, against cuDNN")
-    parts += precisions(cases) + split(cases)
+    parts += compared(long, "lstm/", f"LSTM of {LONG:,} steps, against cuDNN")
+    parts += precisions(cases | long) + split(cases)
     parts += accuracy(search) if search else []
     parts += recurrent_options.written(results, search)
     parts += end_to_end(keras["cases"]) if keras else []
@@ -157,8 +159,8 @@ def precisions(cases: Cases) -> list[str]:
         if case["training"] or case["layer"] != "lstm" or case["layers"] > 1:
             continue
         cells = [best(case["systems"], name) for name in names]
-        rows.append((str(case["units"]), str(case["batch"]), *cells))
-    header = ("hidden", "batch", *names)
+        rows.append((str(case["units"]), str(case["batch"]), f"{case['steps']:,}", *cells))
+    header = ("hidden", "batch", "steps", *names)
     return (
         [table("### Storage types, LSTM: milliseconds (relative error against float64)", header, rows)] if rows else []
     )

@@ -210,3 +210,11 @@ def test_what_was_fitted_is_in_the_profile_of_its_device() -> None:
     fitted = {name: value for name, value in profile.items() if not name.startswith("_")}
     assert fitted == asdict(ranking.fitted())
     assert {"spills", "step", "launch", "tensor_clock"} <= set(fitted)
+
+
+def test_a_gpu_of_a_profile_is_not_measured():
+    """A part of one, or another GPU whose profile stands back to some other's figures, is."""
+    found = device_costs.measured_machine("NVIDIA H200", 90, 132)
+    assert found == device_costs.machine("h200")
+    assert device_costs.measured_machine("NVIDIA H200 MIG 1g.18gb", 90, 16) is None
+    assert device_costs.measured_machine("NVIDIA H100 80GB HBM3", 90, 132) is None

@@ -19,6 +19,7 @@ from custom_ops.recurrent.search.ranking import candidates, predict
 from custom_ops.recurrent.search.space import launched
 from custom_ops.recurrent.search.tune import tune
 from custom_ops.recurrent.spec import Configuration, Precision, RecurrentSpec
+from graph_passes.analysis.cost import device_costs
 from graph_passes.passes.recurrent.match import Kernels, Match, RecurrentPlan, Unmatched
 from graph_passes.passes.recurrent.options import OLDEST, RecurrentOptions
 from graph_passes.refusals import Reason, Refusal
@@ -58,7 +59,8 @@ def tuned_kernels(
                 f"{device.name} (compute capability {device.arch / 10}) is too old: recurrent kernels need compute "
                 f"capability {OLDEST / 10}"
             )
-        machine, steps = microbenchmark.measure(device, cache), options.time_steps
+        known = device_costs.measured_machine(device.name, device.arch, device.processors)
+        machine, steps = known or microbenchmark.measure(device, cache), options.time_steps
 
         def without_waiting() -> tuple[Configuration, float] | None:
             batch = max(batches)

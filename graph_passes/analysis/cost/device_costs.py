@@ -75,6 +75,20 @@ def machine(name: str) -> Machine:
     return from_json(_read(name).get("recurrent") or _read("v100")["recurrent"])
 
 
+def measured_machine(description: str, arch: int, multiprocessors: int) -> Machine | None:
+    """What the profile of this very GPU says of recurrent kernels, so that it need not be measured; None without one.
+
+    Args:
+        description: as its driver names it.
+        arch, multiprocessors: of the GPU; a part of one is another GPU.
+    """
+    known = _read(detect(description).name).get("recurrent")
+    if known is None:
+        return None
+    found = from_json(known)
+    return found if (found.arch, found.multiprocessors) == (arch, multiprocessors) else None
+
+
 def product_sizes(name: str) -> ProductSizes:
     """What the profile says of float32 products on tensor cores, or that of the device on which they were measured.
 

@@ -93,13 +93,11 @@ def step(
     """
     import tensorflow as tf
 
+    in_host_memory = {**_integers(batch), "seed": seed_of(seed), "rates": rates, "number": tf.cast(number, tf.int64)}
     found = ops.tfmem_dynamic_step(
         variables=[variable.handle for variable in variables],
-        **_integers(batch),
-        seed=seed_of(seed),
+        **_crossing(ops, program, variables, in_host_memory),
         loss_gradients=[] if loss_weights is None else [tf.cast(loss_weights, rates.dtype)],
-        rates=rates,
-        number=tf.cast(number, tf.int64),
         No=_outputs(spec),
         spec=spec.text,
         N=len(spec.parameters),
@@ -154,6 +152,25 @@ def _integers(batch: Any) -> dict[str, tf.Tensor]:
     return found
 
 
+def _crossing(
+    ops: ModuleType, program: DynamicProgram | None, parameters: Sequence[Any], tensors: dict[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """Tensors that an op in a graph takes in host memory; those for a GPU cross as one from the CPU.
+
+    TensorFlow sends each tensor that crosses by itself, and wakes a thread for each.
+    """
+    import tensorflow as tf
+
+    device = next((each.device for each in parameters if isinstance(each, tf.Variable)), None)
+    if program is None or device is None or tf.executing_eagerly():
+        return tensors
+    with tf.device("/CPU:0"):
+        bundle = ops.tfmem_bundle(tensors=list(tensors.values()))
+    with tf.device(device):
+        types, shapes = zip(*((tensor.dtype, tensor.shape) for tensor in tensors.values()), strict=True)
+        return dict(zip(tensors, ops.tfmem_unbundle(bundle=bundle, T=types, shapes=shapes), strict=True))
+
+
 def _programs(program: DynamicProgram | None) -> dict[str, list[str]]:
     if program is None:
         return {"programs": [], "images": []}
@@ -184,8 +201,7 @@ def _call(
         run = tf.function(run, autograph=False)
     return run(
         parameters=given,
-        **_integers(batch),
-        seed=seed_of(seed),
+        **_crossing(ops, program, parameters, {**_integers(batch), "seed": seed_of(seed)}),
         **lists,
         **counts,
         No=_outputs(spec),

@@ -172,6 +172,26 @@ def test_a_step_that_failed_does_not_count(gpu: FakeGpu, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("call", ["step", "forward_backward"])
+def test_what_an_op_takes_from_the_host_crosses_as_one(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Each tensor that crosses from the CPU to a GPU wakes a thread of TensorFlow's."""
+    monkeypatch.setattr(handles, "Programs", lambda options, dtype: FakePrograms(gpu, {}))
+    net, other = (TreeLSTM(hidden=4, width=3) for _ in range(2))
+    handle, eager = (each.specialize(optimizer=dynamic.Adam(0.1)) for each in (net, other))
+    batch = handle.batch([nodes(handle, tree) for tree in random_trees(2, most=3)])
+    function = tf.function(lambda *given: getattr(handle, call)(dynamic.Batch(*given)).losses)
+    graph = function.get_concrete_function(*batch).graph
+    (op,) = (op for op in graph.get_operations() if op.type in ("TfmemDynamic", "TfmemDynamicStep"))
+    from_host = {tensor.op for tensor in op.inputs if tensor.dtype.is_integer}
+    assert [each.type for each in from_host] == ["TfmemUnbundle"]
+    (unbundle,) = from_host
+    (bundle,) = (tensor.op for tensor in unbundle.inputs)
+    assert (bundle.type, bundle.device, unbundle.device) == ("TfmemBundle", "/device:CPU:0", net.parameters[0].device)
+    np.testing.assert_array_equal(function(*batch), getattr(eager, call)(batch).losses)
+
+
 @pytest.mark.long
 def test_kernels_that_take_turns_compute_the_same_to_the_bit(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     values, choices = [], []

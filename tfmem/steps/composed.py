@@ -17,10 +17,10 @@ the step, those with room for all of it as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from custom_ops.background import go_on
 from graph_passes.decision import Decision, FusionWhy, Missed, Xla
@@ -33,6 +33,7 @@ from graph_passes.verdict import rated_by
 from tfmem.capture.concrete_function import with_places
 from tfmem.devices import conditions, is_deterministic
 from tfmem.runtime.engine import Engine
+from tfmem.runtime.out_of_memory import lacks_memory
 from tfmem.steps import after_grappler
 from tfmem.steps.after_grappler import BeforeRegions
 from tfmem.steps.agreed_fusion import FusionFinding, Offer, abandon, found_together, offered
@@ -46,6 +47,9 @@ from tfmem.steps.trace import Trace
 from tfmem.steps.variants import Composition, Found, Variants
 from tfmem.timing.ab_timing import Times, Turns
 from tfmem.timing.choices import key_of
+
+if TYPE_CHECKING:
+    from tfmem.steps.managed_step import ManagedStep
 
 MOST = 3  # divisions that may run
 GOOD_ENOUGH = 1.02  # times the ops' own run times: smaller regions have nothing left to gain
@@ -189,6 +193,54 @@ def prepared(state: Composing) -> Trace:
         if fuser.board is not None:
             abandon(fuser.board, fuser.engine, fuser.trace, FusionWhy.FAILED)
         raise
+
+
+def called(
+    state: Composing,
+    step: ManagedStep,
+    call: Callable[[], Any],
+    run: Callable[[Any], Any],
+    take: Callable[[Transition[StepState]], StepState],
+) -> Any:
+    """What a call gives while the step with its regions runs under the budget.
+
+    Args:
+        state: with the step.
+        step: that of `state`.
+        call: runs it.
+        run: runs another function with the same arguments.
+        take: takes what follows.
+
+    Raises:
+        What the user's program raises, and what regions raise in a call that may have written variables.
+    """
+    try:
+        result = call()
+    except BudgetError as error:  # no variable was written
+        return run(take(gave_up(state, error)).function)
+    except Exception as error:
+        if lacks_memory(error):  # the next call runs without these regions
+            take(gave_up(state, error))
+        elif step.wrote_nothing and state.fuser.board is None:
+            result = run(state.function)  # where the program is at fault, this raises, and regions stay
+            take(_broke(state, error))
+            return result
+        elif _is_of_region(state, error):
+            take(_broke(state, error))
+        raise
+    if step.settled:
+        take(decided(state, step.report, step.running))
+    return result
+
+
+def _is_of_region(state: Composing, error: Exception) -> bool:
+    """Whether TensorFlow says that the op of a region failed."""
+    names = (region.name for region in state.compositions[0].done.regions)
+    return any(f"{{{{node {name}}}}}" in str(error) for name in names)
+
+
+def _broke(state: Composing, error: Exception) -> Transition[StepState]:
+    return state.fuser.failed(state, error, "running regions within the budget", FusionWhy.FAILED)
 
 
 def gave_up(state: Composing, error: Exception) -> Transition[StepState]:

@@ -183,6 +183,11 @@ class ManagedStep:
         return self._state.phase.is_final
 
     @property
+    def wrote_nothing(self) -> bool:
+        """Whether a call that has failed is known to have written no variable."""
+        return isinstance(state := self._state, Probed) and measuring.wrote_nothing(self._job, state)
+
+    @property
     def decided(self) -> bool:
         """Whether `function` is what a caller would be given for good, but for tuned kernels, and for XLA."""
         return self.settled or isinstance(self._state, Tuning | Compiling)
@@ -318,18 +323,8 @@ class ManagedStep:
         state = self._compose()
         if not isinstance(state, Composing) or state.step is None:  # decided, perhaps by another thread's call
             return call_traced(state.function, args, kwargs)
-        try:
-            result = state.step(*args, **kwargs)
-        except BudgetError as error:  # no variable was written
-            self._take(composed.gave_up(state, error))
-            return call_traced(self._state.function, args, kwargs)
-        except SUSPECTS as error:
-            if lacks_memory(error):  # the next call runs without these regions
-                self._take(composed.gave_up(state, error))
-            raise
-        if state.step.settled:
-            self._take(composed.decided(state, state.step.report, state.step.running))
-        return result
+        call = partial(state.step, *args, **kwargs)
+        return composed.called(state, state.step, call, lambda run: call_traced(run, args, kwargs), self._take)
 
     def _compose(self) -> StepState:
         """The state once there is a step that runs with its regions; where nothing is measured, that is the choice."""

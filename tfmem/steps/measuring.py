@@ -239,6 +239,12 @@ def _best_measured(state: Watching) -> Watching:
     return replace(state, function=best.function, report=replace(report, notes=notes))
 
 
+def wrote_nothing(job: Job, state: Probed) -> bool:
+    """Whether a call with probes that failed had not come to the first update of a variable, or ran dry."""
+    reached = max((row.index // 2 for row in job.engine.library.probes(job.run)), default=0)
+    return state.search.dry_run or reached < job.trace.step.first_update
+
+
 def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Transition[StepState]:
     """A plan ran out of memory before any variable was written: go on to the next, with the same step.
 
@@ -254,9 +260,7 @@ def short_of_memory(job: Job, state: Probed, error: Exception, held: bool) -> Tr
         InfeasibleBudgetError: there is no other plan, because no plan's allocations find room.
     """
     search, trace = state.search, job.trace
-    rows = job.engine.library.probes(job.run)
-    reached = max((row.index // 2 for row in rows), default=0)
-    if not lacks_memory(error) or (reached >= trace.step.first_update and not search.dry_run):
+    if not lacks_memory(error) or not wrote_nothing(job, state):
         raise error
     if held:
         return Transition(Event.SHORT, replace(state, search=replace(search, roomy=True)))

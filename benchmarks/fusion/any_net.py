@@ -5,10 +5,12 @@ tfmem's calls before the decision are measured first, alone; then all systems ar
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.fusion.systems import System
@@ -21,6 +23,29 @@ WARM_UP = 3  # calls of plain TensorFlow that do not count
 FEW, MOST = 8, 200  # calls of each system in a block, by how long they take
 BLOCKS = 5
 BLOCK_SECONDS = 0.4  # of one system
+
+
+class Phases(logging.Handler):
+    """Notes when a step passes from phase to phase, which tfmem logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._began = [("given", time.perf_counter())]
+        logger = logging.getLogger("tfmem.steps")
+        logger.addHandler(self)
+        logger.setLevel(logging.DEBUG)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note the phase that begins, the last argument of the record."""
+        assert isinstance(record.args, tuple)
+        self._began.append((str(record.args[-1]), time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        """What the step spent in each phase until now."""
+        spent = Counter[str]()
+        for (phase, begin), (_, end) in pairwise([*self._began, ("", time.perf_counter())]):
+            spent[phase] += end - begin
+        return {phase: round(seconds, 2) for phase, seconds in spent.items()}
 
 
 def measured(task: dict[str, Any]) -> dict[str, Any]:
@@ -36,8 +61,9 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     for _ in range(WARM_UP):
         plain.scalar()
     alone = statistics.median(_call(plain) for _ in range(FEW))
+    phases = Phases()
     tfmem_system = System.begun("tfmem", make_workload)
-    found = until_decided(tfmem_system, task["settle"])
+    found = {**until_decided(tfmem_system, task["settle"]), "phases": phases.seconds()}
     tuned = train(tfmem_system, task["afterwards"])
     systems, outcomes = [plain, tfmem_system], dict[str, Any]()
     if task["xla"]:

@@ -108,6 +108,7 @@ TITLES = (
         "plain, ms",
     ),
     *("XLA, ms", "tfmem, ms", "over plain", "over XLA", "regions", "ops inside", "ops outside", "runs", "commit"),
+    "longest phases, s",
 )
 
 
@@ -140,7 +141,13 @@ def _row(name: str, case: Mapping[str, Any]) -> tuple[str, ...]:
         *(str(case[key]) for key in ("regions", "inside", "outside")),
         "XLA" if case.get("xla_runs") else "stitched" if case["stitched"] else "plain",
         case["commit"],
+        ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in longest(case.get("phases", {}))) or "-",
     )
+
+
+def longest(phases: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The three phases in which a step spent most seconds until its decision."""
+    return sorted(phases.items(), key=lambda phase: -phase[1])[:3]
 
 
 if __name__ == "__main__":

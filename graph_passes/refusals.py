@@ -125,7 +125,13 @@ class Reason(Enum):
             "expected {most} at most for {rows}"
         ),
     )
-    STATES_END = "recurrent", "states end it, so steps would run in vain: {work} products each, {most} at most on a CPU"
+    STATES_END = (
+        "recurrent",
+        (
+            "its states end it, so tfmem would compute steps that it does not need: {work} products each; expected {most} "
+            "at most on a CPU"
+        ),
+    )
     CELL_JOIN = "recurrent", "'{node}' ({op}) does not join columns"
     CELL_JOIN_WIDTH = "recurrent", "'{node}' ({op}) joins '{tensor}', whose width is unknown"
     CELL_SUM_AXIS = "recurrent", "'{node}' ({op}) sums over the batch, or over another axis than the last"

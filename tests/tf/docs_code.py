@@ -100,7 +100,7 @@ def run(page: str) -> None:
             continue
         within = names["loss"].graph.as_default if "avm_gradients(" in block else contextlib.nullcontext
         program = block
-        if "tfmem.report(" in block and ".fit(" not in block and "output=" not in block:
+        if "print(tfmem.report(" in block and ".fit(" not in block and "output=" not in block:
             ask, _, rest = block.rpartition("print(tfmem.report")
             program = f"{ask}__called__(globals())\nprint(tfmem.report{rest}"
         try:

@@ -1,4 +1,4 @@
-"""The first line of a report: the verdict on a step in the user's terms."""
+"""The first line of a report: what became of a step, in the user's terms."""
 
 from __future__ import annotations
 

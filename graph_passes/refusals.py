@@ -128,8 +128,8 @@ class Reason(Enum):
     STATES_END = (
         "recurrent",
         (
-            "its states end it, so tfmem would compute steps that it does not need: {work} products each; expected {most} "
-            "at most on a CPU"
+            "its states end it, so tfmem would compute steps that it does not need: {work} products each; expected "
+            "{most} at most on a CPU"
         ),
     )
     CELL_JOIN = "recurrent", "'{node}' ({op}) does not join columns"

@@ -273,7 +273,7 @@ class Report:
         yield from (name for name, _ in self.not_stitched)
 
     def to_text(self, rows: int = 10) -> str:
-        """A page for people: the verdict, what was asked, done and not done, then details of the `rows` largest."""
+        """A page for people: the headline, what was asked, done and not done, then details of the `rows` largest."""
         return report_text(self, rows)
 
     def to_json(self) -> str:

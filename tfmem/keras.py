@@ -34,7 +34,7 @@ class MemoryReport(keras.callbacks.Callback):
     """Report what tfmem does to a model that trains: planned and measured peak, stall and step time.
 
     The numbers are in the `logs` of each epoch, and so in `history`: `tfmem_peak_planned` and `tfmem_peak_measured` in
-    bytes, `tfmem_stall_ms` and `tfmem_step_ms`. The verdict is printed after the first epoch, and again after one in
+    bytes, `tfmem_stall_ms` and `tfmem_step_ms`. The headline is printed after the first epoch, and again after one in
     which another plan ran or the budget was missed, but not where the measured peak or time alone is another.
     """
 
@@ -81,7 +81,7 @@ class MemoryReport(keras.callbacks.Callback):
         self._steps.append(time.perf_counter() - self._began)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the numbers of an epoch to its `logs`, and tell the verdict if it is a new one."""
+        """Add the numbers of an epoch to its `logs`, and tell the headline if it is a new one."""
         found = self.report
         if found is None:
             return

@@ -140,7 +140,7 @@ def test_fit_with_metrics_and_moving_averages() -> None:
 
 
 def of_kernels_alone(budget: int) -> tfmem.Report | None:
-    with mock.patch.object(composed, "DIVISIONS", (RegionBounds(None, calls=False),)):
+    with mock.patch.object(composed, "SEGMENTATIONS", (RegionBounds(None, calls=False),)):
         return trained(composed_steps.mlp, 8, memory_budget=budget, passes=PASSES, fusion=FULL).report
 
 

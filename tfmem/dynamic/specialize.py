@@ -24,7 +24,8 @@ def specialize(
     """Compile a network whose graph differs from example to example.
 
     Args:
-        parameters: all variables of the net, of any rank, each once: float32, float64 or bfloat16, the same for all. `Handle.step` does not change those with `trainable=False`.
+        parameters: all variables of the net, of any rank, each once: float32, float64 or bfloat16, the same for all.
+            `Handle.step` does not change those with `trainable=False`.
         kinds: the kinds of nodes by name, made by `tfmem.dynamic.trace` or `tfmem.dynamic.node`. None: graphs are
             recorded op by op, which is slower.
         state: the widths of a node's state; an integer for one vector.

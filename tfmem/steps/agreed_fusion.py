@@ -1,7 +1,7 @@
 """What the workers of a cluster agree on before a step runs stitched: equal kernels on all, and one choice of two.
 
     asked to stitch, or not   -> a wish of each worker    -> all stitch, beside moves if one has any; or none does
-    regions of a division     -> an offer of each worker  -> all try these regions, or none does
+    regions of a segmentation -> an offer of each worker  -> all try these regions, or none does
     peaks, and times          -> a finding of each worker -> the same choice for all
 
 What a worker computes behind an all-reduce updates its copy of the variables. So all compute it by equal kernels.

@@ -27,7 +27,7 @@ from graph_passes.decision import Decision, FusionWhy, Missed, Xla
 from graph_passes.device_report import DeviceReport, Peaks
 from graph_passes.errors import BudgetError
 from graph_passes.passes.fuse.plan import FusionPlan
-from graph_passes.passes.fuse.schedule_segments import DIVISIONS, RegionBounds, segments, with_regions
+from graph_passes.passes.fuse.schedule_segments import SEGMENTATIONS, RegionBounds, segments, with_regions
 from graph_passes.report import Report, measured
 from graph_passes.verdict import rated_by
 from tfmem.capture.concrete_function import with_places
@@ -51,7 +51,7 @@ from tfmem.timing.choices import key_of
 if TYPE_CHECKING:
     from tfmem.steps.managed_step import ManagedStep
 
-MOST = 3  # divisions that may run
+MOST = 3  # segmentations that may run
 GOOD_ENOUGH = 1.02  # times the ops' own run times: smaller regions have nothing left to gain
 
 
@@ -88,8 +88,8 @@ def memory_engine(engine: Engine) -> Engine:
 def composed(fuser: Fuser, room: StepRoom, report: Report) -> Found:
     """Regions that leave room for a plan: those that are predicted to be the fastest, and others in their stead.
 
-    Divisions are planned until nothing is left to gain, and once more: the measured step may need more memory than the
-    predicted one.
+    Segmentations are planned until nothing is left to gain, and once more: the measured step may need more memory than
+    the predicted one.
 
     Args:
         fuser: the step, whose moves are settled.
@@ -98,11 +98,11 @@ def composed(fuser: Fuser, room: StepRoom, report: Report) -> Found:
     """
     found: list[_Candidate] = []
     why: str = FusionWhy.NO_ROOM
-    divided, good = _Divided(fuser, room), False
+    segmented, good = _Segmented(fuser, room), False
     nothing: FusionPlan | None = None
-    for division in DIVISIONS:
+    for segmentation in SEGMENTATIONS:
         go_on()
-        candidate, new = divided.by(division)
+        candidate, new = segmented.by(segmentation)
         if not new and fuser.board is None:
             continue
         candidate, offer = _of_all(fuser, candidate, new)
@@ -128,8 +128,8 @@ def composed(fuser: Fuser, room: StepRoom, report: Report) -> Found:
     return Found(report, composed=tuple(Composition(each.trace, each.done) for each in found))
 
 
-class _Divided:
-    """The candidates of a step by division, of which none is planned twice."""
+class _Segmented:
+    """The candidates of a step by segmentation, of which none is planned twice."""
 
     def __init__(self, fuser: Fuser, room: StepRoom) -> None:
         self._fuser, self._room = fuser, room
@@ -141,7 +141,7 @@ class _Divided:
         self._kernels = replace(fuser, engine=engine).kernels()  # by the cost model: of several plans one runs
 
     def by(self, bounds: RegionBounds) -> tuple[_Candidate | str, bool]:
-        """The candidate of a division, or why there is none; and whether no other division had the same regions."""
+        """The candidate of a segmentation, or why there is none; and whether no other one had the same regions."""
         step = self._fuser.trace.step
         most = None if bounds.share is None else self._room.least // bounds.share
         within = segments(step.graph, step.order, most, lanes=bool(step.shared))

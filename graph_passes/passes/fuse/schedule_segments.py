@@ -33,7 +33,7 @@ class RegionBounds:
 
 # In the order in which they are tried. Regions of generated kernels alone end at each product, and what they make can
 # be computed again instead of copied.
-DIVISIONS = (
+SEGMENTATIONS = (
     RegionBounds(None, calls=True),
     RegionBounds(None, calls=False),
     RegionBounds(16, calls=False),

@@ -257,6 +257,7 @@ class Reason(Enum):
 
     # Fusion: what a device cannot do
     ONEDNN_ONLY = "fusion", "only oneDNN runs {op} of {dtype} with {fused}"
+    ONEDNN_WAY = "fusion", "only oneDNN runs {op} {how} on a CPU"
     ASYNCHRONOUS = "fusion", "TensorFlow's kernel of {op} is asynchronous"
     RAISES = "fusion", "TensorFlow's kernel refuses {what}"
     JOINS = "fusion", "TensorFlow's kernel copies the parts, which is faster for so many numbers"

@@ -9,7 +9,7 @@ from math import prod
 from graph_passes.analysis import convolutions
 from graph_passes.analysis.convolutions import SIZED
 from graph_passes.analysis.op_pattern import IN_KERNELS, NodePattern, OpPattern, called
-from graph_passes.graph.ir import Graph, Node, TensorId, boolean, texts
+from graph_passes.graph.ir import Graph, Node, TensorId, boolean, integers, text, texts
 from graph_passes.graph.ops import passed
 from graph_passes.refusals import Reason, Refusal
 
@@ -95,6 +95,10 @@ _FUSED_OPS = {
 }
 _FUSED = frozenset((first, *then) for first in ("BiasAdd", "FusedBatchNorm") for then in _ACTIVATIONS)
 
+# TensorFlow's own kernels on a CPU refuse these layouts, and dilations of these ops; oneDNN's kernels take their place.
+_CHANNELS_FIRST = frozenset({"NCHW", "NCDHW"})
+_UNDILATED = ("Conv2DBackprop", "Conv3D")
+
 # Ops without a state whose kernels are asynchronous on a CPU: they may return before their results are there, and a
 # region waits for none. All that TensorFlow 2.21 has.
 _ASYNCHRONOUS = frozenset(
@@ -131,6 +135,8 @@ def _on_a_cpu(graph: Graph, node: Node, op_pattern: NodePattern) -> NodePattern:
     by_onednn = fused and (dtype not in _FUSED_OPS.get(node.op, ()) or fused not in _FUSED)
     if by_onednn and op_pattern.pattern is not OpPattern.OPAQUE:
         return NodePattern(OpPattern.OPAQUE, Reason.ONEDNN_ONLY(op=node.op, dtype=dtype, fused=", ".join(fused)))
+    if op_pattern.pattern is OpPattern.CALL and (how := _only_onednn(node)):
+        return NodePattern(OpPattern.OPAQUE, Reason.ONEDNN_WAY(op=node.op, how=how))
     if node.op in _ASYNCHRONOUS and op_pattern.pattern is OpPattern.CALL:
         return NodePattern(OpPattern.OPAQUE, Reason.ASYNCHRONOUS(op=node.op))
     if op_pattern.pattern not in IN_KERNELS:
@@ -143,6 +149,14 @@ def _on_a_cpu(graph: Graph, node: Node, op_pattern: NodePattern) -> NodePattern:
         copied = called(graph, node, Reason.JOINS())
         return copied if copied.pattern is OpPattern.CALL else op_pattern
     return op_pattern
+
+
+def _only_onednn(node: Node) -> str:
+    """What only oneDNN's kernel of an op of images can do on a CPU; "" if nothing. A region calls TensorFlow's own."""
+    if text(node.attrs.get("data_format")) in _CHANNELS_FIRST:
+        return "with channels first"
+    dilated = set(integers(node.attrs.get("dilations"))) - {1}
+    return "with dilations" if dilated and node.op.startswith(_UNDILATED) else ""
 
 
 def _joined(graph: Graph, node: Node, op_pattern: NodePattern) -> int:

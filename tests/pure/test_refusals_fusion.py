@@ -159,6 +159,7 @@ def test_an_op_that_no_region_or_no_kernel_holds(reason: Reason) -> None:
 
 HOST = {
     Reason.ONEDNN_ONLY: Op("_FusedConv2D", (MATRIX,), (MATRIX,), attrs={"fused_ops": ("BiasAdd", "Tanh")}),
+    Reason.ONEDNN_WAY: Op("AvgPool", (Of((2, 3, 8, 8)),), (Of((2, 3, 4, 4)),), attrs={"data_format": "NCHW"}),
     Reason.ASYNCHRONOUS: Op("CropAndResize"),
     Reason.RAISES: Op("UnsortedSegmentSum", (Of(), Of(dtype="int32"), INDEX)),
     Reason.JOINS: Op("ConcatV2", (Of((5000,)), Of((5000,)), Of((), "int32", 0)), (Of((10000,)),)),

@@ -25,6 +25,7 @@ from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
 from custom_ops.background import go_on
+from tfmem.capture import batch_norms
 from tfmem.capture.captured import Captured, every_node, op_definition, op_name, unique
 from tfmem.capture.grappler_input import prepare, restore
 from tfmem.capture.inline import inline_captured
@@ -86,6 +87,8 @@ def run_grappler(
             config.graph_options.rewrite_options.layout_optimizer = rewriter_config_pb2.RewriterConfig.OFF
         rewrite = functools.partial(_rewrite, config, inlined.graph_def, captured, keep, device, nested, kept)
         optimized = _optimize(config, inlined.graph_def, rewrite)
+        if device == "CPU":
+            optimized = batch_norms.apart(optimized)
         inlined = replace(inlined, graph_def=optimized)
     return replace(inlined, creation_order=order)
 

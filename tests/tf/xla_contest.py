@@ -35,7 +35,7 @@ def fixture_compared(monkeypatch: pytest.MonkeyPatch) -> Any:
         """`with_largest`: a step may have a maximum, as on a GPU, where XLA's kernels keep NaN."""
         times = Found(*found)
         if with_largest:
-            monkeypatch.setattr(xla_runner, "loses_nan", lambda _: "")
+            monkeypatch.setattr(xla_runner, "loses", lambda _: "")
         monkeypatch.setattr(on_copies, "Slices", times)
         return times
 

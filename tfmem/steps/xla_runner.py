@@ -1,8 +1,8 @@
 """XLA as one more runner of a step: a thread has it compile the step, which is then timed against what runs.
 
-XLA may run a step that it computes like TensorFlow but for the order of sums: with the same random numbers, and the
-same checks. On a CPU it loses NaN in a minimum or a maximum, so steps with one are left alone. Its compiler is C++ that
-holds no interpreter, so steps go on meanwhile.
+XLA may run a step that it computes like TensorFlow but for the order of sums: with the same random numbers, the same
+checks and the same errors. On a CPU it loses NaN in a minimum or a maximum, so steps with one are left alone. Its
+compiler is C++ that holds no interpreter, so steps go on meanwhile.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tensorflow as tf
 from custom_ops.background import NEXT, go_on
 from graph_passes.decision import Decision, Fusion, Xla
 from graph_passes.device_report import milliseconds
-from tfmem.capture.captured import every_node
 from tfmem.capture.concrete_function import RestoredFunction, asks_for_xla, flat_arguments
 from tfmem.capture.xla_draws import differs_in
+from tfmem.capture.xla_errors import left_out
 from tfmem.capture.xla_function import xla_function
 from tfmem.devices import conditions, is_deterministic
 from tfmem.steps.fuser import Fuser
@@ -37,11 +37,9 @@ State = TypeVar("State", bound=StepState)
 
 COMPILES = "XLA compiles the step, and will be timed against what runs"
 WHAT_DIFFERS = (
-    "its sums have another order, an index out of range raises no error, and NaN may be lost in the gradient of ReLU, "
-    "in the index of the largest number, and where floats become integers"
+    "its sums have another order, half types may keep more digits, an index out of range raises no error, and NaN may "
+    "be lost in the gradient of ReLU, in the index of the largest number, and where floats become integers"
 )
-# XLA compiles these for a CPU without regard to NaN: the largest of 1 and NaN is 1 (its fast minimum and maximum).
-_WITHOUT_NAN = frozenset({"Max", "Min", "Maximum", "Minimum"})
 
 
 def may_run(trace: Trace, timed: bool, must_fit: bool, wanted: bool) -> bool:
@@ -63,12 +61,11 @@ def against(trace: Trace) -> str:
     return differs_in(graph_def) or noticed(graph_def)
 
 
-def loses_nan(fuser: Fuser) -> str:
-    """Why XLA would give numbers where the step has NaN without it; "" if it would not, or the user has XLA run it."""
-    if fuser.with_xla or fuser.engine.settings.target.is_gpu:
+def loses(fuser: Fuser) -> str:
+    """Why XLA would lose an error, NaN or an order; "" if it would not, or the user has XLA run the step."""
+    if fuser.with_xla:
         return ""
-    nodes = (node for node in every_node(fuser.trace.given().graph_def) if node.op in _WITHOUT_NAN)
-    return next((f"on a CPU '{node.name}' ({node.op}) would lose NaN" for node in nodes), "")
+    return left_out(fuser.trace.given().graph_def, not fuser.engine.settings.target.is_gpu)
 
 
 def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[StepState]:
@@ -80,7 +77,7 @@ def then_xla(fuser: Fuser, transition: Transition[StepState]) -> Transition[Step
     if not fuser.xla or not isinstance(stays, Settled | Failed):
         return transition
     try:
-        if why := against(fuser.trace) or loses_nan(fuser):
+        if why := against(fuser.trace) or loses(fuser):
             return Transition(transition.event, _without(stays, f"XLA may not run the step: {why}"))
         known = fuser.known.find(_key(fuser, stays))
     except Exception as error:

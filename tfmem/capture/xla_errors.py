@@ -1,0 +1,75 @@
+"""Ops for which TensorFlow raises an error, keeps NaN or has an order of equals, and XLA does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from tfmem.capture.captured import op_name
+
+# XLA compiles these for a CPU without regard to NaN: the largest of 1 and NaN is 1 (its fast minimum and maximum).
+_WITHOUT_NAN = frozenset(
+    [
+        "Max",
+        "Min",
+        "Maximum",
+        "Minimum",
+        "UnsortedSegmentMax",
+        "UnsortedSegmentMin",
+        "SegmentMax",
+        "SegmentMin",
+        "SegmentMaxV2",
+        "SegmentMinV2",
+        "ResourceScatterMax",
+        "ResourceScatterMin",
+        "TensorScatterMax",
+        "TensorScatterMin",
+    ]
+)
+# XLA orders -0 before 0, and NaN last; TensorFlow's kernel on a CPU takes the first of equals.
+_ORDERS = frozenset({"TopK", "TopKV2"})
+_DIVIDES = frozenset({"Div", "FloorDiv", "FloorMod", "Mod", "RealDiv", "TruncateDiv", "TruncateMod"})
+# what TensorFlow refuses
+_REFUSES = {
+    **dict.fromkeys(("MatrixInverse", "MatrixSolve"), "a matrix that has no inverse"),
+    "ReverseSequence": "a length that no sequence has",
+}
+
+
+def left_out(graph_def: GraphDef, on_a_cpu: bool) -> str:
+    """Why XLA would give a result where TensorFlow raises an error, or has NaN or another order; "" if it would not."""
+    for nodes in _graphs(graph_def):
+        constants = {node.name: node for node in nodes if node.op == "Const"}
+        for node in nodes:
+            name = f"'{node.name}' ({node.op})"
+            if on_a_cpu and node.op in _WITHOUT_NAN:
+                return f"on a CPU {name} would lose NaN"
+            if on_a_cpu and node.op in _ORDERS:
+                return f"on a CPU {name} would order zeros and NaN in another way"
+            if refused := _refused(node, constants):
+                return f"{name} would not raise an error for {refused}"
+    return ""
+
+
+def _graphs(graph_def: GraphDef) -> Iterator[Iterable[NodeDef]]:
+    """The nodes of the graph, and of each of its functions: names are unique within one of these."""
+    yield graph_def.node
+    yield from (function.node_def for function in graph_def.library.function)
+
+
+def _refused(node: NodeDef, constants: Mapping[str, NodeDef]) -> str:
+    """What TensorFlow's kernel of an op refuses, and the op may be given; "" if nothing."""
+    if node.op in _REFUSES:
+        return _REFUSES[node.op]
+    divides = node.op in _DIVIDES
+    if not (divides or node.op == "Pow") or not tf.as_dtype(node.attr["T"].type).is_integer:
+        return ""
+    known = constants.get(op_name(node.input[1]))
+    if known is not None:
+        numbers = tf.make_ndarray(known.attr["value"].tensor)
+        if (numbers != 0).all() if divides else (numbers >= 0).all():
+            return ""
+    return "an integer that is divided by zero" if divides else "an integer with a negative exponent"

@@ -9,6 +9,10 @@ class GraphError(TfmemError, ValueError):
     """The graph cannot be captured, planned or rewritten."""
 
 
+class ShapesError(GraphError):
+    """The shapes of a call contradict the graph, which TensorFlow could run with others."""
+
+
 class NoGradientError(GraphError):
     """There is nothing to train in the graph: it holds no gradient, or the loss depends on none of the variables."""
 

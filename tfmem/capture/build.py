@@ -8,6 +8,7 @@ GraphDef) and on `AtomicFunction`, the owner of a registered function.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -23,7 +24,7 @@ from tensorflow.python.ops import handle_data_util
 from custom_ops import image_functions
 from custom_ops.background import go_on
 from graph_passes.analysis.memory.liveness import open_inputs
-from graph_passes.errors import GraphError
+from graph_passes.errors import GraphError, ShapesError
 from graph_passes.graph.ir import Graph, TensorId
 from graph_passes.graph.ops import EXTERNAL
 from graph_passes.graph.serde import IMPORT_ERRORS
@@ -47,16 +48,23 @@ def shaped_graph(captured: Captured, feed_shapes: FeedShapes | None = None) -> t
 
     Raises:
         GraphError: a shape contradicts the graph's, or TensorFlow cannot import the graph.
+        ShapesError: with `feed_shapes` alone it cannot.
     """
     body, library = own_library(captured.graph_def)
 
-    def build(shapes: Shapes) -> tf.Graph:
+    def build(feed_shapes: FeedShapes, shapes: Shapes) -> tf.Graph:
         go_on()
         graph = tf.Graph()
-        build_graph(graph, captured.feeds, with_shapes(body, shapes), library, feed_shapes or {})
+        build_graph(graph, captured.feeds, with_shapes(body, shapes), library, feed_shapes)
         return graph
 
-    return refined(build, captured)
+    try:
+        return refined(partial(build, feed_shapes or {}), captured)
+    except GraphError as error:
+        if not feed_shapes:
+            raise
+        refined(partial(build, {}), captured)
+        raise ShapesError(f"the shapes of the call contradict the step: {error}") from error
 
 
 def sized_by_data(captured: Captured, graph: Graph, feed_shapes: FeedShapes) -> frozenset[TensorId]:

@@ -7,11 +7,13 @@ import inspect
 import threading
 import weakref
 from collections.abc import Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from graph_passes.errors import GraphError
+from graph_passes.errors import GraphError, ShapesError
 from graph_passes.report import Report
 from tfmem.capture.call_arguments import open_shapes, shapes_key, with_defaults
 from tfmem.capture.concrete_function import call_key, call_traced, flat_arguments, is_for_xla
@@ -235,6 +237,10 @@ class OptimizedFunction(tf.__internal__.tracking.Trackable):
                     self._draws[concrete] = Draws(engine.library)
                 shaped = engine.under(engine.settings.shaped(shapes)) if shapes else engine
                 draws = self._draws[concrete]
-                step = ManagedStep(concrete, shaped, self._jit_compile, draws, self._profiles, elsewhere)
+                new = partial(ManagedStep, concrete, jit_compile=self._jit_compile, draws=draws, others=self._profiles)
+                try:
+                    step = new(shaped, elsewhere=elsewhere)
+                except ShapesError:  # TensorFlow says what is wrong with them when it runs the step
+                    step = new(engine.under(replace(engine.settings, passes=(), budget=None)))
                 steps.setdefault(concrete, {})[key] = step
         return step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,13 @@ def specs_of(model: Any, batch: Any) -> Any:
     if not inputs or not outputs:
         raise GraphError(f"`{model.name}` does not say what its inputs are; give batch=(x, y), arrays or tf.TensorSpec")
     x = [_sized(tensor, batch) for tensor in inputs]
-    y = [_target(model, _sized(tensor, batch), number) for number, tensor in enumerate(outputs)]
+    named = getattr(model, "output", None)
+    if isinstance(named, Mapping):
+        return x[0] if len(x) == 1 else x, {
+            name: _target(model, _sized(tensor, batch), name, name) for name, tensor in named.items()
+        }
+    names = [*getattr(model, "output_names", ()), *[""] * len(outputs)]
+    y = [_target(model, _sized(tensor, batch), number, names[number]) for number, tensor in enumerate(outputs)]
     return (x[0] if len(x) == 1 else x, y[0] if len(y) == 1 else y)
 
 
@@ -51,10 +58,21 @@ def _sized(tensor: Any, batch: int) -> tf.TensorSpec:
     return tf.TensorSpec((batch, *sizes[1:]), tensor.dtype)
 
 
-def _target(model: Any, output: tf.TensorSpec, number: int) -> tf.TensorSpec:
-    """What the loss compares an output with: a class for each row where the loss is a sparse one, else its shape."""
-    loss = model.loss[number] if isinstance(model.loss, list | tuple) else model.loss
-    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-    if "sparse" in str(name).lower():
+def _target(model: Any, output: tf.TensorSpec, place: int | str, name: str) -> tf.TensorSpec:
+    """What the loss compares an output with: a class for each row where the loss is a sparse one, else its shape.
+
+    Args:
+        model: the model, whose losses are one, a list or a dict.
+        output: what the loss compares.
+        place: of the output among the others, by which a list or a dict of them has it.
+        name: of the output, by which a dict of losses has that of a list.
+    """
+    loss = model.loss
+    if isinstance(loss, Mapping):
+        loss = loss.get(place, loss.get(name))
+    elif isinstance(loss, list | tuple):
+        loss = loss[place] if isinstance(place, int) else None
+    called = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
+    if "sparse" in str(called).lower():
         return tf.TensorSpec(output.shape[:-1], tf.int32)
     return tf.TensorSpec(output.shape, output.dtype)

@@ -62,7 +62,7 @@ def step_gradient_fault(graph: Graph, pair: Pair) -> Refusal | None:
             if node.stateful and not node.op.startswith(_HARMLESS) and not _assigns_number(graph, pair, node):
                 return Reason.CHECK_EFFECTS.of(node)
     error: Exception | None = None
-    for rows in _sizes(graph, pair.forward):
+    for rows in _sizes(graph, pair):
         step = _Step(graph, pair, rows)
         try:
             different = step.different()
@@ -101,10 +101,15 @@ def _difference(steps: Function, different: Sequence[int]) -> Refusal:
     return Reason.CHECK_DIFFERS(what=", ".join(f"'{name}'" for name in made) or "a weight")
 
 
-def _sizes(graph: Graph, forward: str) -> list[int]:
-    """What to try for unknown dimensions: a tensor without a known batch may meet one that has it."""
-    specs = graph.functions[forward, "body"].graph.specs.values()
-    known = [spec.shape[0] for spec in specs if spec.shape and len(spec.shape) == 2 and spec.shape[0]]
+def _sizes(graph: Graph, pair: Pair) -> list[int]:
+    """What to try for unknown dimensions: a tensor without a known batch may meet one that has it, or an item of a list
+    that has it."""
+    shapes = [spec.shape for spec in graph.functions[pair.forward, "body"].graph.specs.values()]
+    for tensor in graph[pair.forward].inputs:
+        made = graph[tensor.node]
+        if made.op == "TensorListFromTensor" and (spec := graph.specs.get(made.inputs[0])) and spec.shape:
+            shapes.append(spec.shape[1:])
+    known = [shape[0] for shape in shapes if shape and len(shape) == 2 and shape[0]]
     return list(dict.fromkeys([ROWS, *sorted(set(known), key=known.count, reverse=True)[:3]]))
 
 

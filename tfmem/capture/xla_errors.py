@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
@@ -32,6 +33,7 @@ _WITHOUT_NAN = frozenset(
 # XLA orders -0 before 0, and NaN last; TensorFlow's kernel on a CPU takes the first of equals.
 _ORDERS = frozenset({"TopK", "TopKV2"})
 _DIVIDES = frozenset({"Div", "FloorDiv", "FloorMod", "Mod", "RealDiv", "TruncateDiv", "TruncateMod"})
+_PASSED = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze"})
 # what TensorFlow refuses
 _REFUSES = {
     **dict.fromkeys(("MatrixInverse", "MatrixSolve"), "a matrix that has no inverse"),
@@ -42,14 +44,14 @@ _REFUSES = {
 def left_out(graph_def: GraphDef, on_a_cpu: bool) -> str:
     """Why XLA would give a result where TensorFlow raises an error, or has NaN or another order; "" if it would not."""
     for nodes in _graphs(graph_def):
-        constants = {node.name: node for node in nodes if node.op == "Const"}
+        makers = {node.name: node for node in nodes}
         for node in nodes:
             name = f"'{node.name}' ({node.op})"
             if on_a_cpu and node.op in _WITHOUT_NAN:
                 return f"on a CPU {name} would lose NaN"
             if on_a_cpu and node.op in _ORDERS:
                 return f"on a CPU {name} would order zeros and NaN in another way"
-            if refused := _refused(node, constants):
+            if refused := _refused(node, makers):
                 return f"{name} would not raise an error for {refused}"
     return ""
 
@@ -60,16 +62,29 @@ def _graphs(graph_def: GraphDef) -> Iterator[Iterable[NodeDef]]:
     yield from (function.node_def for function in graph_def.library.function)
 
 
-def _refused(node: NodeDef, constants: Mapping[str, NodeDef]) -> str:
+def _refused(node: NodeDef, makers: Mapping[str, NodeDef]) -> str:
     """What TensorFlow's kernel of an op refuses, and the op may be given; "" if nothing."""
     if node.op in _REFUSES:
         return _REFUSES[node.op]
-    divides = node.op in _DIVIDES
-    if not (divides or node.op == "Pow") or not tf.as_dtype(node.attr["T"].type).is_integer:
+    if node.op not in _DIVIDES | {"Pow"} or not tf.as_dtype(node.attr["T"].type).is_integer:
         return ""
-    known = constants.get(op_name(node.input[1]))
-    if known is not None:
-        numbers = tf.make_ndarray(known.attr["value"].tensor)
-        if (numbers != 0).all() if divides else (numbers >= 0).all():
-            return ""
-    return "an integer that is divided by zero" if divides else "an integer with a negative exponent"
+    if node.op == "Pow":
+        return (
+            "" if _are(node.input[1], makers, lambda numbers: numbers >= 0) else "an integer with a negative exponent"
+        )
+    return "" if _are(node.input[1], makers, lambda numbers: numbers != 0) else "an integer that is divided by zero"
+
+
+def _are(name: str, makers: Mapping[str, NodeDef], hold: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """Whether `hold` is known of all numbers of a tensor: a constant, or a maximum with a positive one.
+
+    TensorFlow divides by such a maximum in the gradients of sums and means.
+    """
+    maker = makers.get(op_name(name))
+    while maker is not None and maker.op in _PASSED:
+        maker = makers.get(op_name(maker.input[0]))
+    if maker is None:
+        return False
+    if maker.op == "Maximum":
+        return any(_are(each, makers, lambda numbers: numbers > 0) for each in maker.input[:2])
+    return maker.op == "Const" and bool(hold(tf.make_ndarray(maker.attr["value"].tensor)).all())

@@ -10,7 +10,7 @@ class GraphError(TfmemError, ValueError):
 
 
 class ShapesError(GraphError):
-    """The shapes of a call contradict the graph, which TensorFlow could run with others."""
+    """Shapes of inputs contradict the graph, which TensorFlow could run with others."""
 
 
 class NoGradientError(GraphError):

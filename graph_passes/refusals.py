@@ -127,10 +127,7 @@ class Reason(Enum):
     )
     STATES_END = (
         "recurrent",
-        (
-            "its states end it, so tfmem would compute steps that it does not need: {work} products each; expected "
-            "{most} at most on a CPU"
-        ),
+        "its states end it, and tfmem would compute more steps: {work} products each; {most} at most on a CPU",
     )
     CELL_JOIN = "recurrent", "'{node}' ({op}) does not join columns"
     CELL_JOIN_WIDTH = "recurrent", "'{node}' ({op}) joins '{tensor}', whose width is unknown"

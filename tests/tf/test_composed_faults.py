@@ -58,8 +58,13 @@ def test_regions_that_fail_before_anything_is_written_are_left_out_and_the_call_
 
 def test_an_error_of_the_program_is_the_programs_and_regions_stay() -> None:
     own = tf.errors.InvalidArgumentError(None, None, "plain")
-    assert call(with_a_region(), ELSEWHERE, True, own) == (own, [])
+    assert call(with_a_region(), AT_REGION, True, own) == (own, [])
     assert call(with_a_region(), ELSEWHERE, False) == (ELSEWHERE, [])
+
+
+def test_an_error_outside_of_regions_does_not_run_the_step_twice() -> None:
+    """Its side effects, and what it takes from an iterator, would come twice."""
+    assert call(with_a_region(), ELSEWHERE, True, "result") == (ELSEWHERE, [])
 
 
 def test_regions_that_fail_in_a_call_that_writes_raise_once() -> None:
@@ -81,7 +86,10 @@ def test_workers_raise_what_regions_raise() -> None:
     """The others are in the same step."""
     state = with_a_region()
     state = replace(state, fuser=replace(state.fuser, board=mock.Mock()))
-    assert call(state, ELSEWHERE, True) == (ELSEWHERE, [])
+    with pytest.warns(tfmem.TfmemWarning, match="running regions within the budget"):
+        found, (after,) = call(state, AT_REGION, True, "result")
+    assert found is AT_REGION
+    assert after.phase is Phase.FAILED
 
 
 @pytest.mark.timeout(600)

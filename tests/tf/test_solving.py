@@ -12,11 +12,16 @@ import tensorflow as tf
 
 import tfmem
 from graph_passes.analysis import linear_program
+from graph_passes.decision import FusionWhy
 from tests.tf.memory_in_use import in_use
 from tests.tf.optimized_runs import SPARE, bits
+from tests.tf.test_composed import composing
 from tests.tf.test_step_machine import step_in
 from tfmem.steps import job, solving
+from tfmem.steps.fuser import shared
 from tfmem.steps.phases import Phase
+from tfmem.steps.so_far import so_far
+from tfmem.steps.states import Solving
 from tfmem.steps.trials import Trial
 from tfmem.steps.work import Work
 
@@ -174,3 +179,12 @@ def test_a_step_that_is_not_observed_trains_at_once_too(new_net: Any, batch: Any
     assert report.verdict.least is not None
     assert solving.MEANWHILE not in report.notes
     assert report.notes.count("op times and memory are estimates: nothing was observed") == 1
+
+
+def test_a_report_says_that_regions_are_undecided_while_a_program_is_solved() -> None:
+    given: Any = composing(1)
+    state = Solving(**shared(given), search=None, plan=None, work=None)  # type: ignore[arg-type]
+    report = so_far(state, stitches=True)
+    assert report.fusion == FusionWhy.UNDECIDED
+    assert solving.MEANWHILE in report.notes
+    assert so_far(state, stitches=False).fusion == given.report.fusion

@@ -17,6 +17,7 @@ ERRORS = {  # with a call at which TensorFlow raises
     "rest": (lambda n: WHOLE % n, tf.constant([2, 0, 4]), "divided by zero"),
     "truncated": (lambda n: tf.truncatediv(WHOLE, n), tf.constant([2, 0, 4]), "divided by zero"),
     "by a constant zero": (lambda n: n // tf.constant([1, 0, 1]), WHOLE, "divided by zero"),
+    "by a fraction cut off": (lambda n: n // tf.cast(tf.constant([2.0, 0.5, 1.0]), tf.int32), WHOLE, "divided by zero"),
     "power": (lambda n: WHOLE**n, tf.constant([1, -1, 2]), "negative exponent"),
     "inverse": (tf.linalg.inv, tf.zeros([2, 2]), "no inverse"),
     "solved": (lambda a: tf.linalg.solve(a, tf.ones([2, 1])), tf.zeros([2, 2]), "no inverse"),

@@ -1,4 +1,4 @@
-"""Batch norms that Grappler joined with a ReLU for a CPU, taken apart again.
+"""Batch norms that Grappler joined with a ReLU for a CPU, taken apart again where no graph could hold them.
 
 TensorFlow infers the shapes of such an op by a rule for GPUs, which wants a multiple of 4 channels. So no graph with
 the op and another number of channels can be imported, although oneDNN's kernel takes any.
@@ -6,19 +6,23 @@ the op and another number of channels can be imported, although oneDNN's kernel 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from tfmem.capture.captured import every_node
+from tfmem.capture.captured import every_node, op_name
 
 JOINED, NORM = "_FusedBatchNormEx", "FusedBatchNormV3"
+SCALE = 1  # the input with a number for each channel
 INPUTS = 5  # of a batch norm; behind them what is added, if anything
 _OUTPUTS = {NORM: "y", "AddV2": "z", "Relu": "activations"}  # names of first outputs, by which bodies of functions read
 
 
 def apart(graph_def: GraphDef) -> GraphDef:
-    """`graph_def` with batch norm, addition and ReLU as single ops; itself where there is nothing to take apart."""
+    """`graph_def` with batch norm, addition and ReLU as single ops, unless the channels are known to be a multiple of
+    4; itself where there is nothing to take apart."""
     if not any(node.op == JOINED for node in every_node(graph_def)):
         return graph_def
     result = GraphDef()
@@ -38,7 +42,8 @@ def _take_apart(nodes: Any, in_a_body: bool) -> dict[str, str]:
         return f"{name}:{_OUTPUTS[op]}:0" if in_a_body else name
 
     read: dict[str, str] = {}
-    for node in [node for node in nodes if node.op == JOINED]:
+    makers = {node.name: node for node in nodes}
+    for node in [node for node in nodes if node.op == JOINED and not _is_taken(node, makers)]:
         relu, side = node.attr["activation_mode"].s == b"Relu", node.attr["num_side_inputs"].i > 0
         then = [("AddV2", [node.input.pop(INPUTS)])] if side else []
         then += [("Relu", [])] if relu else []
@@ -54,6 +59,16 @@ def _take_apart(nodes: Any, in_a_body: bool) -> dict[str, str]:
             read |= dict.fromkeys(tensors, last)
             _rewire(nodes, dict.fromkeys(tensors, last), first)
     return read
+
+
+def _is_taken(node: NodeDef, makers: Mapping[str, NodeDef]) -> bool:
+    """Whether TensorFlow can import a joined op: the scale is a variable with a number for each channel."""
+    maker = makers.get(op_name(node.input[SCALE]))
+    handle = makers.get(op_name(maker.input[0])) if maker is not None and maker.op == "ReadVariableOp" else None
+    if handle is None:
+        return False
+    sizes = [dim.size for shape in handle.attr["_handle_shapes"].list.shape for dim in shape.dim]
+    return len(sizes) == 1 and sizes[0] > 0 and sizes[0] % 4 == 0
 
 
 def _rewire(nodes: Any, read: dict[str, str], but: str) -> None:

@@ -64,7 +64,7 @@ def shaped_graph(captured: Captured, feed_shapes: FeedShapes | None = None) -> t
         if not feed_shapes:
             raise
         refined(partial(build, {}), captured)
-        raise ShapesError(f"the shapes of the call contradict the step: {error}") from error
+        raise ShapesError(f"shapes of inputs contradict the step; give inputs of other shapes: {error}") from error
 
 
 def sized_by_data(captured: Captured, graph: Graph, feed_shapes: FeedShapes) -> frozenset[TensorId]:

@@ -66,13 +66,15 @@ def _refused(node: NodeDef, makers: Mapping[str, NodeDef]) -> str:
     """What TensorFlow's kernel of an op refuses, and the op may be given; "" if nothing."""
     if node.op in _REFUSES:
         return _REFUSES[node.op]
-    if node.op not in _DIVIDES | {"Pow"} or not tf.as_dtype(node.attr["T"].type).is_integer:
-        return ""
-    if node.op == "Pow":
-        return (
-            "" if _are(node.input[1], makers, lambda numbers: numbers >= 0) else "an integer with a negative exponent"
-        )
-    return "" if _are(node.input[1], makers, lambda numbers: numbers != 0) else "an integer that is divided by zero"
+    if node.op in _DIVIDES and _is_whole(node, "T") and not _are(node.input[1], makers, lambda numbers: numbers != 0):
+        return "an integer that is divided by zero"
+    if node.op == "Pow" and _is_whole(node, "T") and not _are(node.input[1], makers, lambda numbers: numbers >= 0):
+        return "an integer with a negative exponent"
+    return ""
+
+
+def _is_whole(node: NodeDef, attribute: str) -> bool:
+    return bool(tf.as_dtype(node.attr[attribute].type).is_integer)
 
 
 def _are(name: str, makers: Mapping[str, NodeDef], hold: Callable[[np.ndarray], np.ndarray]) -> bool:
@@ -81,7 +83,7 @@ def _are(name: str, makers: Mapping[str, NodeDef], hold: Callable[[np.ndarray], 
     TensorFlow divides by such a maximum in the gradients of sums and means.
     """
     maker = makers.get(op_name(name))
-    while maker is not None and maker.op in _PASSED:
+    while maker is not None and maker.op in _PASSED and ("SrcT" not in maker.attr or _is_whole(maker, "SrcT")):
         maker = makers.get(op_name(maker.input[0]))
     if maker is None:
         return False

@@ -240,7 +240,10 @@ class OptimizedFunction(tf.__internal__.tracking.Trackable):
                 new = partial(ManagedStep, concrete, jit_compile=self._jit_compile, draws=draws, others=self._profiles)
                 try:
                     step = new(shaped, elsewhere=elsewhere)
-                except ShapesError:  # TensorFlow says what is wrong with them when it runs the step
+                except ShapesError:
+                    if not shapes:  # those are the user's option
+                        raise
+                    # TensorFlow says what is wrong with them when it runs the step
                     step = new(engine.under(replace(engine.settings, passes=(), budget=None)))
                 steps.setdefault(concrete, {})[key] = step
         return step

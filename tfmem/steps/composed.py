@@ -221,11 +221,11 @@ def called(
     except Exception as error:
         if lacks_memory(error):  # the next call runs without these regions
             take(gave_up(state, error))
-        elif step.wrote_nothing and state.fuser.board is None:
-            result = run(state.function)  # where the program is at fault, this raises, and regions stay
-            take(_broke(state, error))
-            return result
         elif _is_of_region(state, error):
+            if step.wrote_nothing and state.fuser.board is None:
+                result = run(state.function)  # where the program is at fault, this raises, and regions stay
+                take(_broke(state, error))
+                return result
             take(_broke(state, error))
         raise
     if step.settled:

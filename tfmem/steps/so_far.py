@@ -25,7 +25,7 @@ from tfmem.steps.states import (
 )
 from tfmem.steps.trials import CPU_RETRIES, GPU_TRIALS
 
-_UNFUSED = Probed | Improving | Checking | Watching | Placed | Dividing | Composing
+_UNFUSED = Probed | Improving | Solving | Checking | Watching | Placed | Dividing | Composing
 
 
 def so_far(state: StepState, stitches: bool) -> Report:
@@ -40,7 +40,7 @@ def so_far(state: StepState, stitches: bool) -> Report:
     if isinstance(state, Planning):
         return with_fusion(state.report, FusionWhy.MEANWHILE)
     if isinstance(state, Solving) or (isinstance(state, Checking) and state.search is not None):
-        return solving.meanwhile(state.report)
+        state = replace(state, report=solving.meanwhile(state.report))
     if isinstance(state, Improving):
         state = replace(state, report=improving.meanwhile(state.report))
     if isinstance(state, Dividing):

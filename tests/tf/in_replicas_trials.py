@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tests.tf.in_replicas import BATCH, MIB, Training, invented, mirrored, optimized, run_cases, usual_peak
+from tests.tf.in_replicas import BATCH, MIB, Training, invent_costs, mirrored, optimized, run_cases, usual_peak
 from tfmem.runtime.measured_call import Meter
-from tfmem.steps import lane_trials
 
 
 def tried(peaks: Callable[[int, int], int | None], *seconds: float) -> list[Any]:
@@ -45,7 +44,7 @@ def tried(peaks: Callable[[int, int], int | None], *seconds: float) -> list[Any]
     tf.random.set_seed(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Meter, "timed_on", fake)
-        patch.setattr(lane_trials, "timed_lanes", invented)
+        invent_costs(patch)
         for _ in range(calls):
             losses.append(float(step(batch)))
             reports.append(tfmem.report(step))

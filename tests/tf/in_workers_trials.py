@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training, invented
+from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training, invent_costs
 from tests.tf.one_worker import Worker, digest, gives_up, survives, tells
 from tfmem.runtime.measured_call import Meter
-from tfmem.steps import agreed_trials, lane_trials, measuring
+from tfmem.steps import agreed_trials, measuring
 from tfmem.steps.agreed_peaks import CALLS
 from tfmem.steps.agreed_trials import PROBED
 from tfmem.steps.states import Round
@@ -70,7 +70,7 @@ def tried(
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(Meter, "timed_on", fake)
-        patch.setattr(lane_trials, "timed_lanes", invented)
+        invent_costs(patch)
         for number in range(calls):
             before(number)
             losses.append(float(step(batch)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import json
 import re
@@ -293,3 +294,20 @@ def test_the_reference_names_what_is_there():
         folder = ROOT / module.replace(".", "/")
         file = folder.with_suffix(".py") if folder.with_suffix(".py").is_file() else folder / "__init__.py"
         assert re.search(rf"(def |class |import .*)\b{member}\b|^    {member},$", file.read_text(), re.MULTILINE), name
+
+
+def test_the_reference_has_all_public_names() -> None:
+    listed = re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    named = {name.rpartition(".")[2] for name in listed}
+    for name in listed:  # a module: all that it defines
+        file = ROOT / f"{name.replace('.', '/')}.py"
+        named |= set(re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE)) if file.is_file() else set()
+    for module in ("tfmem/__init__.py", "tfmem/dynamic/__init__.py", "tfmem/keras.py"):
+        public = {
+            element.value
+            for statement in ast.parse((ROOT / module).read_text()).body
+            if isinstance(statement, ast.Assign) and "__all__" in map(ast.unparse, statement.targets)
+            for element in ast.walk(statement.value)
+            if isinstance(element, ast.Constant)
+        }
+        assert public <= named, (module, public - named)

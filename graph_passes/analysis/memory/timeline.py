@@ -147,7 +147,7 @@ class Timeline:
         base: bytes alive all the time.
         updates: positions of the ops between a weight's gradient and its update.
         unordered: positions of the ops that no control edge may go to (see `roles.unordered`): no move begins or ends
-            at one of these, for the chain that orders moves does not go through them.
+            at one of these, for the control chain does not go through them.
         counted: bytes of the smallest buffer that the device's allocator counts, where it gives out whole chunks (see
             `COUNTED`); 0 where it counts all, or its chunks are replayed.
         small_base: bytes of `base` that are too small to be counted.

@@ -2,9 +2,10 @@
 
     a -> f ... b          becomes          a -> f, Offload(a) ... Release(a) ... Prefetch -> Await -> b
 
-One chain of control edges runs through the MemOps and through every op whose memory matters, in the planned order.
-What a plan, which has positions, does not say follows from the graph: a buffer moves as the view of it that is read
-after the gap, and an op that a kernel library merges with one of the chain waits for what that one waits for.
+One chain of control edges, the *control chain*, runs through the MemOps and through every op whose memory matters,
+in the planned order. What a plan, which has positions, does not say follows from the graph: a buffer moves as the view
+of it that is read after the gap, and an op that a kernel library merges with one of these waits for
+what that one waits for.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Writer:
     def next(
         self, name: str, op: str, inputs: Sequence[TensorId], attrs: Mapping[str, object], device: str, outputs: int = 1
     ) -> TensorId:
-        """A node that becomes the next one of the chain."""
+        """A node that becomes the next one of the control chain."""
         control = (self.previous,) if self.previous else ()
         self.previous = self.names.fresh(name)
         self.nodes.append(NewNode(self.previous, op, tuple(inputs), attrs, device, control, outputs))
@@ -164,7 +165,7 @@ class _Writer:
                 self.preaccess(position, nbytes)
             if probing and any(position in due for due in (releases, prefetches, arrivals)):
                 self.probe(probing, 2 * position)
-            self.chain(self.timeline.steps[position].node)
+            self.control(self.timeline.steps[position].node)
             for taken in full:
                 self.empty(taken)  # before the probe, or the next one would count it too
             if probing:
@@ -204,7 +205,7 @@ class _Writer:
         attrs: dict[str, AttrValue] = {"run": probing.run, "index": index}
         self.next(f"tfmem/MemOpProbe/{index}", "MemOpProbe", [], attrs, probing.device, outputs=0)
 
-    def chain(self, node: str) -> None:
+    def control(self, node: str) -> None:
         reads = {tensor.node for tensor in self.graph[node].inputs}
         if self.previous and self.previous != node and self.previous not in reads:
             for waiting in (node, *self.merged_with(node)):
@@ -212,7 +213,7 @@ class _Writer:
         self.previous = node
 
     def merged_with(self, node: str) -> list[str]:
-        """Ops outside the chain that a kernel library merges with `node`, but only if the two wait for the same ops.
+        """Ops outside the control chain that a kernel library merges with `node`, if both wait for the same ops only.
 
         oneDNN computes a filter's and a bias's gradient at once; apart, the bias's gradient is rounded otherwise.
         """
@@ -241,7 +242,7 @@ def offload_rewrites(plans: Sequence[StepPlan], graph: Graph) -> list[Rewrite]:
 
 
 def updates_to_hold(graph: Graph, position: Mapping[str, int], ordered: Sequence[int]) -> list[str]:
-    """The ops outside the chain that write a variable, and that no op of the chain waits for."""
+    """The ops outside the control chain that write a variable, and that no op in it waits for."""
     chained = set(ordered)
     waited_for = graph.reached((name for name, place in position.items() if place in chained), graph.predecessors)
     return [node.name for node in graph if writes(node) and node.name not in waited_for]

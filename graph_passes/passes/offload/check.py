@@ -1,4 +1,4 @@
-"""What holds of every plan that can be put into a graph, in the order of its chain. Pure: a plan in, its faults out."""
+"""Faults of a plan that could not be put into a graph, in the order of its control chain. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from graph_passes.passes.offload.plan import OffloadPlan
 
 def faults(timeline: Timeline, plan: OffloadPlan) -> list[str]:
     """Why `plan` cannot be carried out on `timeline`, in words; empty if it can."""
-    return [*_chain_faults(timeline, plan), *_move_faults(timeline, plan)]
+    return [*_control_faults(timeline, plan), *_move_faults(timeline, plan)]
 
 
-def _chain_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
+def _control_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
     ordered = frozenset(plan.ordered)
     if any(later <= earlier for earlier, later in pairwise(plan.ordered)):
-        yield "the chain does not ascend"
+        yield "the control chain does not ascend"
     if beyond := [position for position in plan.ordered if not 0 <= position < len(timeline.steps)]:
-        yield f"the chain goes through position {beyond[0]} of {len(timeline.steps)} ops"
+        yield f"the control chain goes through position {beyond[0]} of {len(timeline.steps)} ops"
     if outside := sorted(timeline.unordered & ordered):
-        yield f"the chain goes through '{timeline.steps[outside[0]].node}', which no control edge may go to"
+        yield f"the control chain goes through '{timeline.steps[outside[0]].node}', which no control edge may go to"
     for padding in plan.paddings:
         if padding.position not in ordered:
-            yield f"{padding.nbytes:,} bytes of padding at position {padding.position}, outside the chain"
+            yield f"{padding.nbytes:,} bytes of padding at position {padding.position}, outside the control chain"
 
 
 def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
@@ -40,7 +40,7 @@ def _move_faults(timeline: Timeline, plan: OffloadPlan) -> Iterator[str]:
         if move.gap not in gaps:
             yield f"{tensor} is read between positions {move.last} and {move.next}, or cannot be moved"
         if outside := sorted(_moments(move) - ordered):
-            yield f"{tensor} is to be moved at position {outside[0]}, outside the chain"
+            yield f"{tensor} is to be moved at position {outside[0]}, outside the control chain"
         if move.recomputed:
             chain = timeline.chain(move.gap)
             if chain is None or not are_there(chain.sources, move.next, away):

@@ -292,7 +292,8 @@ def test_the_reference_names_what_is_there():
             continue
         module, _, member = name.rpartition(".")
         folder = ROOT / module.replace(".", "/")
-        file = folder.with_suffix(".py") if folder.with_suffix(".py").is_file() else folder / "__init__.py"
+        files = (folder.with_suffix(".py"), folder.with_suffix(".pyi"), folder / "__init__.py")
+        file = next(filter(Path.is_file, files))
         assert re.search(rf"(def |class |import .*)\b{member}\b|^    {member},$", file.read_text(), re.MULTILINE), name
 
 

@@ -162,7 +162,7 @@ def test_faults_of_a_chain():
     plan = plan_offload(timeline, UNIT_LINK, 25, OffloadOptions(reuse_distance=1, policy="autovm"), How(widest=True))
     assert faults(timeline, plan) == []
     for ordered, words in (
-        ((), "outside the chain"),
+        ((), "outside the control chain"),
         ((3, 2), "does not ascend"),
         ((*plan.ordered, 99), "goes through position 99 of 8 ops"),
         ((4,), "goes through 'n4', which no control edge may go to"),

@@ -50,6 +50,10 @@ NOTHING = {
     "by a constant": (lambda n: n // 2 + n % -3, WHOLE),
     "square": (lambda n: n**2, WHOLE),
     "floats": (lambda x: x // 0.5 + x**-1.0, REAL),
+    "largest of whole numbers": (
+        lambda n: tf.reduce_max(n) + tf.maximum(n, 3) - tf.math.segment_max(n, [0, 0, 1]),
+        WHOLE,
+    ),
     "products": (lambda x: tf.nn.softmax(x @ x), REAL),
 }
 

@@ -117,6 +117,38 @@ def test_rows_of_a_table_are_updated_by_what_xla_compiles(compared: Any) -> None
     assert tfmem.report(step).decision is Decision.XLA
 
 
+def test_the_gradient_of_conditions_is_compiled(compared: Any) -> None:
+    """XLA has no kernel for what their branches keep. A concat's gradient divides by a rank, which Grappler folds."""
+    compared(LOSES, WINS)
+
+    def made() -> tuple[Any, tf.Variable]:
+        weight = tf.Variable(np.linspace(-1.0, 1.0, 48, dtype=np.float32).reshape(12, 4))
+
+        @tf.function
+        def step(x: Any, last: Any) -> Any:
+            with tf.GradientTape() as tape:
+                state = tf.zeros([x.shape[0], 4])
+                for number in range(3):
+                    joined = tf.concat([x, state], 1)[:, :12]
+                    state = tf.cond(
+                        number < last,
+                        lambda joined=joined: tf.tanh(joined @ weight),
+                        lambda joined=joined, state=state: tf.concat([joined, state], 1)[:, -4:] * 0.5,
+                    )
+                loss = tf.reduce_mean(state**2)
+            weight.assign_sub(0.5 * tape.gradient(loss, weight))
+            return loss
+
+        return step, weight
+
+    (plain, expected), (given, weight) = made(), made()
+    step, x = optimized(given, fusion=FULL), batch()[0]
+    for last in (2, 0, 3, 1):
+        close(run(step, 2, x, tf.constant(last)), run(plain, 2, x, tf.constant(last)))
+    close(weight, expected)
+    assert tfmem.report(step).decision is Decision.XLA, tfmem.report(step).notes
+
+
 def test_results_that_differ_too_much_are_refused(compared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compared(LOSES)
     monkeypatch.setattr("tfmem.steps.results.MOST", -1.0)

@@ -47,7 +47,7 @@ def left_out(graph_def: GraphDef, on_a_cpu: bool) -> str:
         makers = {node.name: node for node in nodes}
         for node in nodes:
             name = f"'{node.name}' ({node.op})"
-            if on_a_cpu and node.op in _WITHOUT_NAN:
+            if on_a_cpu and node.op in _WITHOUT_NAN and not _is_whole(node, "dtype" if "dtype" in node.attr else "T"):
                 return f"on a CPU {name} would lose NaN"
             if on_a_cpu and node.op in _ORDERS:
                 return f"on a CPU {name} would order zeros and NaN in another way"

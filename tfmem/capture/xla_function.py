@@ -12,6 +12,7 @@ from tensorflow.python.framework import ops
 from tfmem.capture.branches import with_selects
 from tfmem.capture.captured import Captured
 from tfmem.capture.concrete_function import ConcreteFunction, RestoredFunction, gradient_order, restore_concrete
+from tfmem.capture.optionals import without_optionals
 from tfmem.capture.xla_draws import with_own_draws
 
 
@@ -43,6 +44,15 @@ def shapes_of(tensors: Sequence[tf.Tensor]) -> tuple[tuple[int, ...], ...]:
     return tuple(tensor._shape_tuple() for tensor in tensors)
 
 
+def compilable(captured: Captured, on_a_gpu: bool) -> Captured:
+    """`captured` without Optionals, for which XLA has no kernel, where their conditions can be followed.
+
+    On a GPU a condition makes the host wait for its predicate, so small ones become selects there.
+    """
+    given = with_selects(captured) if on_a_gpu else captured
+    return without_optionals(given) or with_selects(given)
+
+
 def xla_function(
     cf: ConcreteFunction, captured: Captured, arguments: Sequence[tf.Tensor], otherwise: Any
 ) -> XlaFunction:
@@ -50,12 +60,11 @@ def xla_function(
 
     Args:
         cf: the trace.
-        captured: its graph as TensorFlow traced it: XLA has no kernels for some ops of Grappler's.
+        captured: its graph as traced (XLA has no kernels for some ops of Grappler's), made `compilable`.
         arguments: eager tensors with the shapes that it is for, without captures.
         otherwise: runs calls with other shapes.
     """
-    own = with_selects(captured)  # XLA has no kernels for what a condition keeps for its gradient
-    function = restore_concrete(cf, own, with_own_draws(own.graph_def), kind=XlaFunction)
+    function = restore_concrete(cf, captured, with_own_draws(captured.graph_def), kind=XlaFunction)
     assert isinstance(function, XlaFunction)
     function.otherwise, function.shapes = otherwise, shapes_of(arguments)
     function.kept_alive = (*function.kept_alive, otherwise)

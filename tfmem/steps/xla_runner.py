@@ -20,7 +20,7 @@ from graph_passes.device_report import milliseconds
 from tfmem.capture.concrete_function import RestoredFunction, asks_for_xla, flat_arguments
 from tfmem.capture.xla_draws import differs_in
 from tfmem.capture.xla_errors import left_out
-from tfmem.capture.xla_function import xla_function
+from tfmem.capture.xla_function import compilable, xla_function
 from tfmem.devices import conditions, is_deterministic
 from tfmem.steps.fuser import Fuser
 from tfmem.steps.phases import Event, Transition
@@ -134,7 +134,8 @@ def _compiled(fuser: Fuser, stays: Settled, arguments: Sequence[tf.Tensor]) -> V
     """
     trace, free = fuser.trace, fuser.engine.memory.free
     given = _runs(fuser, stays.function)
-    function = xla_function(trace.concrete, trace.given(), arguments, stays.function)
+    given_to_xla = compilable(trace.given(), fuser.engine.settings.target.is_gpu)
+    function = xla_function(trace.concrete, given_to_xla, arguments, stays.function)
     copies = Copies(trace.concrete, arguments, free)
     others = Copies(trace.concrete, arguments, free, like=copies)
     go_on()

@@ -55,7 +55,9 @@ class KindNumbers:
 def flatten_nodes(
     examples: Sequence[Sequence[Any]], types: tuple[type, ...] | None = None, /
 ) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes]]: ...
-def make_node(own: type[_Node], forms: Mapping[str, Any], kind: str, given: tuple[Any, ...], /) -> _Node | None: ...
+def node_maker(
+    own: type[_Node], forms: Mapping[str, Any], refused: Callable[[Any, int], Exception], /
+) -> Callable[..., _Node]: ...
 def use_operators(
     constant: Callable[..., Any],
     add: Callable[..., Any],

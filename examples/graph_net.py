@@ -28,7 +28,6 @@ class GraphNet:
         self, hidden: int = 64, layers: int = 3, seed: int = 0, optimizer: Any = dynamic_training.OPTIMIZER
     ) -> None:
         glorot = tf.keras.initializers.GlorotUniform(seed)
-        self.layers = layers
         self.features = dynamic.inputs(molecules.FEATURES, "features")
         self.encode = tf.Variable(glorot([molecules.FEATURES, hidden]))
         self.own = tf.Variable(glorot([layers, hidden, hidden]))
@@ -37,8 +36,9 @@ class GraphNet:
         self.output = tf.Variable(glorot([hidden, CLASSES]) / molecules.MOST_ATOMS)
         self.output_bias = tf.Variable(tf.zeros([CLASSES]))
         kinds = {"atom": dynamic.trace(self.of_atom)}
-        for layer in range(layers):
-            kinds[f"layer{layer}"] = dynamic.trace(self.of_layer(layer), children=range(2, 6))
+        self.kinds = [f"layer{layer}" for layer in range(layers)]
+        for layer, name in enumerate(self.kinds):
+            kinds[name] = dynamic.trace(self.of_layer(layer), children=range(2, 6))
         kinds["whole"] = dynamic.trace(self.of_whole, children=range(2, molecules.MOST_ATOMS + 1))
         weights = [self.encode, self.own, self.near, self.bias, self.output, self.output_bias]
         self.handle = dynamic.specialize([*weights, self.features], kinds, state=hidden, optimizer=optimizer)
@@ -60,14 +60,15 @@ class GraphNet:
 
     def graph(self, example: molecules.Molecule) -> dynamic.Node:
         """The graph of a molecule; its atoms' arguments count its own rows."""
-        nodes = [self.handle.node("atom", row) for row in range(len(example.atoms))]
-        near = example.neighbours
-        for layer in range(self.layers):
+        node = self.handle.node
+        nodes = [node("atom", row) for row in range(len(example.atoms))]
+        for kind in self.kinds:
+            below = nodes
             nodes = [
-                self.handle.node(f"layer{layer}", nodes[atom], *(nodes[other] for other in near[atom]))
-                for atom in range(len(nodes))
+                node(kind, own, *[below[other] for other in near])
+                for own, near in zip(below, example.neighbours, strict=True)
             ]
-        return self.handle.node("whole", *nodes, example.label)
+        return node("whole", *nodes, example.label)
 
     def rows(self, examples: Sequence[molecules.Molecule]) -> list[tf.RaggedTensor]:
         """The features of all atoms, `[molecules, (atoms), features]`."""

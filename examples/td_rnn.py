@@ -43,8 +43,10 @@ class TDNet:
         self.bias = tf.Variable(tf.zeros([self.gates * hidden]))
         self.output = tf.Variable(glorot([CLASSES, hidden]))
         self.output_bias = tf.Variable(tf.zeros([CLASSES]))
-        kinds = {f"word{count}": dynamic.node(self.of_word, children=count) for count in range(len(DELAYS) + 1)}
-        kinds["answer"] = dynamic.node(self.of_answer, children=1)
+        kinds = {
+            "word": dynamic.node(self.of_word, children=range(len(DELAYS) + 1)),
+            "answer": dynamic.node(self.of_answer, children=1),
+        }
         self.handle = dynamic.specialize(
             [self.table, self.input, *self.delayed, self.bias, self.output, self.output_bias],
             kinds,
@@ -67,12 +69,12 @@ class TDNet:
 
     def graph(self, example: sentences.Sentence) -> dynamic.Node:
         """The graph of a sentence; an unknown word is word 0."""
-        text, label = example
+        (text, label), node = example, self.handle.node
         states: list[dynamic.Node] = []
         for word in text.split():
             before = [states[-delay] for delay in DELAYS if delay <= len(states)]
-            states.append(self.handle.node(f"word{len(before)}", *before, self.vocabulary.get(word, 0)))
-        return self.handle.node("answer", states[-1], label)
+            states.append(node("word", *before, self.vocabulary.get(word, 0)))
+        return node("answer", states[-1], label)
 
     def labels(self, example: sentences.Sentence) -> list[int]:
         """The sentence's label."""

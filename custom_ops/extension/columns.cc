@@ -13,16 +13,20 @@ PyObject* BytesOf(const std::vector<T>& numbers) {
 
 bool Column::Add(PyObject* integers) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(integers); ++i) {
-    PyObject* given = PyTuple_GetItem(integers, i);
-    int overflow = 0;
-    const long long integer = PyLong_AsLongLongAndOverflow(given, &overflow);
-    if (PyErr_Occurred()) return false;
-    if (overflow || integer != static_cast<int32_t>(integer)) {
-      PyErr_Format(PyExc_OverflowError, "integer %R of an op does not fit into 32 bits", given);
-      return false;
-    }
-    values.push_back(static_cast<int32_t>(integer));
+    if (!AddOne(PyTuple_GetItem(integers, i))) return false;
   }
+  return true;
+}
+
+bool Column::AddOne(PyObject* given) {
+  int overflow = 0;
+  const long long integer = PyLong_AsLongLongAndOverflow(given, &overflow);
+  if (integer == -1 && PyErr_Occurred()) return false;
+  if (overflow || integer != static_cast<int32_t>(integer)) {
+    PyErr_Format(PyExc_OverflowError, "integer %R of an op does not fit into 32 bits", given);
+    return false;
+  }
+  values.push_back(static_cast<int32_t>(integer));
   return true;
 }
 

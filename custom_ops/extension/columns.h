@@ -16,6 +16,7 @@ struct Column {
 
   // Python's integers, of a tuple. False with an error set.
   bool Add(PyObject* integers);
+  bool AddOne(PyObject* integer);
   void EndRow() { splits.push_back(static_cast<int64_t>(values.size())); }
 };
 

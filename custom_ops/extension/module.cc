@@ -85,8 +85,7 @@ PyMethodDef methods[] = {
      "Says which RecordedOps are behind the operators of expressions, and what records a number "
      "that is an operand."},
     {"flatten_nodes", FlattenNodes, METH_VARARGS, kFlattenNodes},
-    {"make_node", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(MakeNode)),
-     METH_FASTCALL, kMakeNode},
+    {"node_maker", NodeMaker, METH_VARARGS, kNodeMaker},
     {"replay_step", ReplayStep, METH_VARARGS, kReplayStep},
     {nullptr, nullptr, 0, nullptr},
 };

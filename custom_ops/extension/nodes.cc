@@ -1,7 +1,6 @@
 #include "custom_ops/extension/nodes.h"
 
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -23,6 +22,49 @@ struct Waiting {
 Reference TupleOf(PyObject* object) {
   return PyTuple_Check(object) ? Reference::To(object) : Reference(PySequence_Tuple(object));
 }
+
+// The places of nodes by their addresses, in a hash table with open addressing.
+class Places {
+ public:
+  // Where the place of a node stands, until the next call; kBegun of one that is new.
+  std::pair<int32_t*, bool> Find(PyObject* node) {
+    if (2 * count_ >= slots_.size()) Grow();
+    Slot& slot = At(node);
+    const bool is_new = slot.node == nullptr;
+    if (is_new) {
+      slot = {node, kBegun};
+      ++count_;
+    }
+    return {&slot.place, is_new};
+  }
+
+ private:
+  struct Slot {
+    PyObject* node = nullptr;
+    int32_t place = kBegun;
+  };
+
+  Slot& At(PyObject* node) {
+    // Objects are aligned, so the low bits say nothing.
+    const uint64_t mixed = (reinterpret_cast<uintptr_t>(node) >> 4) * 0x9E3779B97F4A7C15u;
+    size_t at = (mixed >> 32) & (slots_.size() - 1);
+    while (slots_[at].node != nullptr && slots_[at].node != node) {
+      at = (at + 1) & (slots_.size() - 1);
+    }
+    return slots_[at];
+  }
+
+  void Grow() {
+    const std::vector<Slot> old =
+        std::exchange(slots_, std::vector<Slot>(slots_.empty() ? 64 : 2 * slots_.size()));
+    for (const Slot& slot : old) {
+      if (slot.node != nullptr) At(slot.node) = slot;
+    }
+  }
+
+  std::vector<Slot> slots_;  // a power of two
+  size_t count_ = 0;
+};
 
 // The graph of one example. Nodes come behind their children, each once.
 class Example {
@@ -47,8 +89,8 @@ class Example {
  private:
   // Nothing, if the node is done. False with an error set.
   bool Begin(PyObject* node) {
-    const auto [place, is_new] = places_.try_emplace(node, kBegun);
-    if (!is_new && place->second != kBegun) return true;
+    const auto [place, is_new] = places_.Find(node);
+    if (!is_new && *place != kBegun) return true;
     if (!PyTuple_Check(node) || PyTuple_Size(node) != 3) {
       PyErr_Format(PyExc_TypeError, "%R stands where a node is expected", node);
       return false;
@@ -86,37 +128,36 @@ class Example {
   bool End() {
     const Waiting last = std::move(waiting_.back());
     waiting_.pop_back();
-    places_[last.node] = count_++;
+    *places_.Find(last.node).first = count_++;
     for (Py_ssize_t i = 0; i < PyTuple_Size(last.children.get()); ++i) {
-      columns_->children.values.push_back(places_[PyTuple_GetItem(last.children.get(), i)]);
+      PyObject* child = PyTuple_GetItem(last.children.get(), i);
+      columns_->children.values.push_back(*places_.Find(child).first);
     }
-    const Reference kind(PyTuple_Pack(1, PyTuple_GetItem(last.node, 0)));
     const Reference arguments = TupleOf(PyTuple_GetItem(last.node, 2));
-    return kind && arguments && columns_->kinds.Add(kind.get()) &&
+    return arguments && columns_->kinds.AddOne(PyTuple_GetItem(last.node, 0)) &&
            columns_->arguments.Add(arguments.get());
   }
 
   Columns* const columns_;
   PyObject* const types_;  // a tuple, or null
-  std::unordered_map<PyObject*, int32_t> places_;
+  Places places_;
   std::vector<Waiting> waiting_;
   int32_t count_ = 0;
 };
 
-// The tuple's items from `first` to `last`. Python's collector does not follow it if each of its
-// items is a leaf for the collector: an exact integer, or one of its `type` that it does not
-// follow.
-Reference Part(PyObject* tuple, Py_ssize_t first, Py_ssize_t last, PyTypeObject* type) {
-  Reference part(PyTuple_GetSlice(tuple, first, last));
-  if (!part || first == last) return part;
-  for (Py_ssize_t i = first; i < last; ++i) {
-    PyObject* item = PyTuple_GetItem(tuple, i);
-    if (!PyLong_CheckExact(item) && (Py_TYPE(item) != type || PyObject_GC_IsTracked(item))) {
-      return part;
-    }
+// Some values as a tuple. Python's collector does not follow it if each of them is a leaf for the
+// collector: an exact integer, or one of its `type` that it does not follow.
+Reference TupleOf(PyObject* const* values, Py_ssize_t count, PyTypeObject* type) {
+  Reference tuple(PyTuple_New(count));
+  if (!tuple || count == 0) return tuple;
+  bool followed = false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    followed = followed || (!PyLong_CheckExact(values[i]) &&
+                            (Py_TYPE(values[i]) != type || PyObject_GC_IsTracked(values[i])));
+    if (PyTuple_SetItem(tuple.get(), i, Reference::To(values[i]).release()) != 0) return {};
   }
-  PyObject_GC_UnTrack(part.get());
-  return part;
+  if (!followed) PyObject_GC_UnTrack(tuple.get());
+  return tuple;
 }
 
 // The form of a kind, `(number, children, children and arguments)`, or of a member of a family,
@@ -136,21 +177,36 @@ Reference FormOf(PyObject* forms, PyObject* kind, Py_ssize_t count) {
   return form;
 }
 
-}  // namespace
+// What a maker of nodes is bound to: their type, the forms of their kinds, and what gives the
+// error where there is no such node.
+enum MakerItem : Py_ssize_t { kType, kForms, kRefused, kMakerItems };
 
-PyObject* MakeNode(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4 || !PyType_Check(args[0]) ||
-      !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(args[0]), &PyTuple_Type) ||
-      !PyTuple_CheckExact(args[3])) {
-    PyErr_SetString(PyExc_TypeError, "make_node takes a type of tuples, forms, a kind and a tuple");
+// Sets the error of a node that there is not.
+PyObject* Refused(PyObject* maker, PyObject* kind, Py_ssize_t values) {
+  const Reference count(PyLong_FromSsize_t(values));
+  if (!count) return nullptr;
+  const Reference error(
+      PyObject_CallFunctionObjArgs(PyTuple_GetItem(maker, kRefused), kind, count.get(), nullptr));
+  if (error) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+  return nullptr;
+}
+
+// A node of the kind that comes first in `args`.
+PyObject* MakeNode(PyObject* maker, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_Size(keywords);
+  const bool kind_is_named =
+      count == 0 && named == 1 &&
+      PyUnicode_CompareWithASCIIString(PyTuple_GetItem(keywords, 0), "kind") == 0;
+  if (!kind_is_named && (count == 0 || named != 0)) {
+    PyErr_SetString(PyExc_TypeError, "node takes a kind, then children and integer arguments");
     return nullptr;
   }
-  auto* type = reinterpret_cast<PyTypeObject*>(args[0]);
-  PyObject* given = args[3];
-  const Py_ssize_t values = PyTuple_Size(given);
-  const Reference form = FormOf(args[1], args[2], values);
-  if (!form && PyErr_Occurred()) return nullptr;
-  if (!form) return Reference::To(Py_None).release();
+  auto* type = reinterpret_cast<PyTypeObject*>(PyTuple_GetItem(maker, kType));
+  PyObject* kind = args[0];
+  PyObject* const* given = args + 1;
+  const Py_ssize_t values = kind_is_named ? 0 : count - 1;
+  const Reference form = FormOf(PyTuple_GetItem(maker, kForms), kind, values);
+  if (!form) return PyErr_Occurred() ? nullptr : Refused(maker, kind, values);
   if (PyTuple_Size(form.get()) != 3) {
     PyErr_Format(PyExc_ValueError, "the form of a kind is %R; expected three integers", form.get());
     return nullptr;
@@ -158,9 +214,10 @@ PyObject* MakeNode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const Py_ssize_t children = PyLong_AsSsize_t(PyTuple_GetItem(form.get(), 1));
   const Py_ssize_t expected = PyLong_AsSsize_t(PyTuple_GetItem(form.get(), 2));
   if (PyErr_Occurred()) return nullptr;
-  if (values != expected) return Reference::To(Py_None).release();
+  if (values != expected || children > values) return Refused(maker, kind, values);
   Reference parts[] = {Reference::To(PyTuple_GetItem(form.get(), 0)),
-                       Part(given, 0, children, type), Part(given, children, values, type)};
+                       TupleOf(given, children, type),
+                       TupleOf(given + children, values - children, type)};
   if (!parts[1] || !parts[2]) return nullptr;
   const bool followed =
       PyObject_GC_IsTracked(parts[1].get()) || PyObject_GC_IsTracked(parts[2].get());
@@ -173,14 +230,35 @@ PyObject* MakeNode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return node.release();
 }
 
-const char kMakeNode[] =
-    "make_node(own, forms, kind, given, /)\n--\n\n"
-    "A node of a kind: of the type `own`, the tuple of the kind's number, its children and its "
-    "arguments. "
-    "None, if there is no\nsuch kind, or it has another number of values.\n\n"
+PyMethodDef make_node = {"node",
+                         reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(MakeNode)),
+                         METH_FASTCALL | METH_KEYWORDS,
+                         "node(kind, *given)\n--\n\n"
+                         "A node of a kind: its children, then its integer arguments."};
+
+}  // namespace
+
+PyObject* NodeMaker(PyObject*, PyObject* args) {
+  PyObject *type, *forms, *refused;
+  if (!PyArg_ParseTuple(args, "O!OO:node_maker", &PyType_Type, &type, &forms, &refused)) {
+    return nullptr;
+  }
+  if (!PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type), &PyTuple_Type)) {
+    PyErr_Format(PyExc_TypeError, "nodes have the type %R; expected a type of tuples", type);
+    return nullptr;
+  }
+  const Reference maker(PyTuple_Pack(kMakerItems, type, forms, refused));
+  return maker ? PyCFunction_NewEx(&make_node, maker.get(), nullptr) : nullptr;
+}
+
+const char kNodeMaker[] =
+    "node_maker(own, forms, refused, /)\n--\n\n"
+    "What makes nodes: called with a kind, children and arguments, it gives a node of the type "
+    "`own`, the tuple of the\nkind's number, its children and its arguments.\n\n"
     "`forms` has for each kind the tuple of its number, of its children, and of children and "
     "arguments; for a family of\nkinds the mapping of the last to that tuple. "
-    "`given` is the tuple of children, then arguments.";
+    "`refused(kind, values)` gives the error where there is no such\nkind, or it has another "
+    "number of values.";
 
 PyObject* FlattenNodes(PyObject*, PyObject* args) {
   PyObject *examples, *types = nullptr;

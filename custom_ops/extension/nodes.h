@@ -7,9 +7,9 @@
 namespace tfmem {
 
 PyObject* FlattenNodes(PyObject* module, PyObject* args);
-PyObject* MakeNode(PyObject* module, PyObject* const* args, Py_ssize_t count);
+PyObject* NodeMaker(PyObject* module, PyObject* args);
 
 extern const char kFlattenNodes[];  // their documentation
-extern const char kMakeNode[];
+extern const char kNodeMaker[];
 
 }  // namespace tfmem

@@ -104,7 +104,7 @@ def bilstm_character_tagger(net, example):
 
 def graph_net(net, molecule):
     states = tf.unstack(molecule.features @ net.encode)
-    for layer in range(net.layers):
+    for layer in range(len(net.kinds)):
         states = [
             tf.nn.relu(
                 tf.linalg.matvec(net.own[layer], own, transpose_a=True)

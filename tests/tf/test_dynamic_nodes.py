@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 from tfmem import dynamic
 from tfmem.dynamic.batch import flatten, from_roots
-from tfmem.dynamic.extension import flatten_nodes, make_node
+from tfmem.dynamic.extension import flatten_nodes, node_maker
 
 INTEGERS = st.integers(-(2**31), 2**31 - 1)
 
@@ -130,8 +130,27 @@ FORMS = {
 }
 
 
+class RefusedError(Exception):
+    """No such node."""
+
+
+def refused(kind: Any, values: int) -> RefusedError:
+    return RefusedError(kind, values)
+
+
+MAKE = node_maker(Own, FORMS, refused)
+
+
+def node_of(kind: Any, given: tuple[Any, ...]) -> Any:
+    """None where there is no such node."""
+    try:
+        return MAKE(kind, *given)
+    except RefusedError as error:
+        return None if error.args == (kind, len(given)) else error
+
+
 def defined_node(kind: str, given: tuple[Any, ...]) -> dynamic.Node | None:
-    """What `make_node` gives, in Python."""
+    """What `node_of` gives, in Python."""
     form = FORMS.get(kind)
     if isinstance(form, dict):
         form = form.get(len(given))
@@ -152,7 +171,7 @@ def test_a_program_makes_the_nodes_that_are_defined(data: Any) -> None:
             data.draw(st.integers(0, len(made) - 1)) for _ in range(data.draw(st.integers(0, 3)) if made else 0)
         ]
         integers = tuple(data.draw(st.lists(INTEGERS, max_size=2)))
-        node = make_node(Own, FORMS, kind, (*(made[child] for child in children), *integers))
+        node = node_of(kind, (*(made[child] for child in children), *integers))
         other = defined_node(kind, (*(expected[child] for child in children), *integers))
         assert node == other
         if node is not None and other is not None:
@@ -171,23 +190,32 @@ def test_a_program_makes_the_nodes_that_are_defined(data: Any) -> None:
     ("own", "forms", "kind", "given", "error"),
     [
         (int, FORMS, "leaf", (1, 2), TypeError),
-        (Own, FORMS, "leaf", [1, 2], TypeError),
         (Own, {"leaf": (0, 0)}, "leaf", (), ValueError),
         (Own, {"leaf": (0, 0, "2")}, "leaf", (1, 2), TypeError),
     ],
 )
 def test_what_makes_no_node_is_an_error(own: Any, forms: Any, kind: Any, given: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        make_node(own, forms, kind, given)
-    assert make_node(Own, FORMS, [], ()) is None
+        node_maker(own, forms, refused)(kind, *given)
+    assert node_of([], ()) is None
+
+
+def test_a_kind_comes_first_and_may_be_named() -> None:
+    make = node_maker(Own, {"none": (4, 0, 0)}, refused)
+    assert make(kind="none") == make("none") == (4, (), ())
+    for args, keywords in (((), {}), ((), {"name": "none"}), (("none",), {"kind": "none"})):
+        with pytest.raises(TypeError, match="node takes a kind"):
+            make(*args, **keywords)
+    with pytest.raises(ZeroDivisionError):
+        node_maker(Own, FORMS, lambda *_: 1 // 0)("leaf")
 
 
 def test_made_nodes_are_freed_at_once() -> None:
     value = 1_234_567
     before = sys.getrefcount(value)
-    node = make_node(Own, FORMS, "leaf", (value, value))
+    node = node_of("leaf", (value, value))
     for _ in range(100_000):
-        node = make_node(Own, FORMS, "any", (node,))
+        node = node_of("any", (node,))
     while node.children:  # Python's tuples would be freed one within the other
         node = node.children[0]
     del node
@@ -195,14 +223,14 @@ def test_made_nodes_are_freed_at_once() -> None:
 
 
 def test_the_collector_follows_nodes_that_may_be_in_a_cycle() -> None:
-    leaf = make_node(Own, FORMS, "leaf", (1, 2))
-    tree = make_node(Own, FORMS, "pair", (leaf, leaf, 5))
+    leaf = node_of("leaf", (1, 2))
+    tree = node_of("pair", (leaf, leaf, 5))
     assert not any(map(gc.is_tracked, (leaf, tree, tree.children, tree.arguments)))
     held: list[Any] = []
-    cycle = make_node(Own, FORMS, "any", (held,))
+    cycle = node_of("any", (held,))
     held.append(cycle)
-    above = make_node(Own, FORMS, "any", (cycle,))
+    above = node_of("any", (cycle,))
     assert gc.is_tracked(cycle)
     assert gc.is_tracked(above)
-    assert gc.is_tracked(make_node(Own, FORMS, "any", (np.int64(1),)))
+    assert gc.is_tracked(node_of("any", (np.int64(1),)))
     held.clear()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -32,7 +32,7 @@ from tfmem.dynamic.batch import (
     node_type,
 )
 from tfmem.dynamic.dtypes import is_updated_outside, type_of
-from tfmem.dynamic.extension import Expression, make_node
+from tfmem.dynamic.extension import Expression, node_maker
 from tfmem.dynamic.families import expanded, families, member
 from tfmem.dynamic.flat_steps import FlatSteps, flat_tensors
 from tfmem.dynamic.gpu import Programs
@@ -50,6 +50,30 @@ from tfmem.options import Options
 # AutoGraph would translate them where a user's `tf.function` calls a handle; methods that users call stay as they are,
 # since AutoGraph fails on such a method that is an argument's default.
 _untranslated = tf.autograph.experimental.do_not_convert
+
+
+class NodeMaker(Protocol):
+    """What `Handle.node` is."""
+
+    def __call__(self, kind: str, *given: Any) -> Node:
+        """A node of a kind, its children, then its integer arguments."""
+
+
+def _refused(
+    forms: Mapping[str, Any], kinds: Iterable[str], families: Mapping[str, Any], kind: Any, given: int
+) -> DynamicError:
+    """Why there is no node of a kind with so many children and arguments."""
+    form = forms.get(kind) if isinstance(kind, str) else None
+    if form is None:
+        return DynamicError(f"there is no kind of node {kind!r}; expected one of {', '.join(kinds)}")
+    if isinstance(form, tuple):
+        _, children, count = form
+        return DynamicError(
+            f"node('{kind}', ...) got {given} values; expected {count}: {children} children, then "
+            f"{count - children} integer arguments"
+        )
+    _, children, count = next(iter(form.values()))
+    return DynamicError(f"node('{kind}', ...) got {given - (count - children)} children; expected {families[kind]}")
 
 
 class Handle(tf.Module):
@@ -97,7 +121,7 @@ class Handle(tf.Module):
             family: MappingProxyType({form[2]: form for form in (forms[member(family, count)] for count in counts)})
             for family, counts in self._families.items()
         }
-        self._makes: Mapping[str, Any] = MappingProxyType({**forms, **members})  # as `make_node` takes them
+        self._makes: Mapping[str, Any] = MappingProxyType({**forms, **members})  # as `node_maker` takes them
         self._inference = self._spec(views, training=False)
         self._programs = Programs(options, self._dtype)
         self._programs.of(self._training)
@@ -137,32 +161,14 @@ class Handle(tf.Module):
 
     # ---- batches ----
 
-    def node(self, kind: str, *given: Any) -> Node:
-        """A node of a kind: its children, then its integer arguments.
+    @cached_property  # it is called for each node of each graph, so no Python lies between the caller and C++
+    def node(self) -> NodeMaker:
+        """Makes a node: `handle.node("pair", left, right, label)`, of a kind, its children, then its integer arguments.
 
         Raises:
             DynamicError: there is no such kind, or it has another number of children or arguments.
         """
-        made = make_node(self._node, self._makes, kind, given)
-        if made is None:
-            raise self._not_made(kind, len(given))
-        return made
-
-    def _not_made(self, kind: Any, given: int) -> DynamicError:
-        """Why there is no node of a kind with so many children and arguments."""
-        form = self._makes.get(kind) if isinstance(kind, str) else None
-        if form is None:
-            return DynamicError(f"there is no kind of node {kind!r}; expected one of {', '.join(self._kinds)}")
-        if isinstance(form, tuple):
-            _, children, count = form
-            return DynamicError(
-                f"node('{kind}', ...) got {given} values; expected {count}: {children} children, then "
-                f"{count - children} integer arguments"
-            )
-        _, children, count = next(iter(form.values()))
-        return DynamicError(
-            f"node('{kind}', ...) got {given - (count - children)} children; expected {self._families[kind]}"
-        )
+        return node_maker(self._node, self._makes, partial(_refused, self._makes, self._kinds, self._families))
 
     def number_of(self, kind: str, children: int | None = None) -> int:
         """The number of a kind in a batch of tensors; `children` where the kind has a range of them."""

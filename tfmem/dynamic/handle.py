@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -39,6 +39,7 @@ from tfmem.dynamic.gpu import Programs
 from tfmem.dynamic.inputs import placed
 from tfmem.dynamic.kinds import NodeKind, State, record
 from tfmem.dynamic.mirrored import require_alone
+from tfmem.dynamic.node_makers import NodeMaker, no_such_node
 from tfmem.dynamic.optimizers import Given
 from tfmem.dynamic.outcome import Outcome
 from tfmem.dynamic.parts import InParts, Parts, Run, apply, in_halves, in_parts
@@ -50,30 +51,6 @@ from tfmem.options import Options
 # AutoGraph would translate them where a user's `tf.function` calls a handle; methods that users call stay as they are,
 # since AutoGraph fails on such a method that is an argument's default.
 _untranslated = tf.autograph.experimental.do_not_convert
-
-
-class NodeMaker(Protocol):
-    """What `Handle.node` is."""
-
-    def __call__(self, kind: str, *given: Any) -> Node:
-        """A node of a kind, its children, then its integer arguments."""
-
-
-def _refused(
-    forms: Mapping[str, Any], kinds: Iterable[str], families: Mapping[str, Any], kind: Any, given: int
-) -> DynamicError:
-    """Why there is no node of a kind with so many children and arguments."""
-    form = forms.get(kind) if isinstance(kind, str) else None
-    if form is None:
-        return DynamicError(f"there is no kind of node {kind!r}; expected one of {', '.join(kinds)}")
-    if isinstance(form, tuple):
-        _, children, count = form
-        return DynamicError(
-            f"node('{kind}', ...) got {given} values; expected {count}: {children} children, then "
-            f"{count - children} integer arguments"
-        )
-    _, children, count = next(iter(form.values()))
-    return DynamicError(f"node('{kind}', ...) got {given - (count - children)} children; expected {families[kind]}")
 
 
 class Handle(tf.Module):
@@ -168,7 +145,7 @@ class Handle(tf.Module):
         Raises:
             DynamicError: there is no such kind, or it has another number of children or arguments.
         """
-        return node_maker(self._node, self._makes, partial(_refused, self._makes, self._kinds, self._families))
+        return node_maker(self._node, self._makes, partial(no_such_node, self._makes, self._kinds, self._families))
 
     def number_of(self, kind: str, children: int | None = None) -> int:
         """The number of a kind in a batch of tensors; `children` where the kind has a range of them."""

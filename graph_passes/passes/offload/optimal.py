@@ -36,6 +36,7 @@ TOLERATED = 1e-3  # of the program's unit of time: what a solver's errors sum up
 COPYING = 3  # selections whose chains may become copies
 COPYING_OPS = 200_000  # ops of all steps for one of them, at most, with one order of the copies each
 COPYING_MOVES = 10_000  # moves of all orders that are tried for one of them, at most
+SMALL, MORE_NODES = 60_000, 200  # numbers in a program that is also solved with all of its copies, and nodes for it
 LIKELY = 0.05  # share of a gap that the relaxed program copies, for a copy to be a choice of the one with integers
 
 
@@ -132,6 +133,12 @@ class _Search:
             choice = _solved(program, relaxed=False)
             if choice is not None:
                 yield self.whole(joint, choice)
+        if len(margins) > 1 and relaxed:
+            joint, cautious, _ = max(relaxed, key=lambda each: each[0].budget)
+            program = JointProgram(joint, cautious=cautious)
+            choice = _solved(program, relaxed=False, nodes=MORE_NODES) if program.program.size <= SMALL else None
+            if choice is not None:
+                yield self.whole(joint, choice)
 
     def whole(self, joint: Joint, choice: GapShares) -> Selection:
         """A choice without what it could do without; short gaps stay first, and chains that take long."""
@@ -175,9 +182,9 @@ class _Search:
         return -self.timeline.nbytes(gap), gap.next, gap.buffer
 
 
-def _solved(program: JointProgram, *, relaxed: bool) -> GapShares | None:
+def _solved(program: JointProgram, *, relaxed: bool, nodes: int = NODES) -> GapShares | None:
     """What a program chooses; None if the solver finds nothing."""
     try:
-        return program.shares(solved(program.program, relaxed=relaxed, gap=GAP, nodes=NODES, seconds=LONGEST_SOLVE))
+        return program.shares(solved(program.program, relaxed=relaxed, gap=GAP, nodes=nodes, seconds=LONGEST_SOLVE))
     except UnsolvedError:
         return None

@@ -45,7 +45,7 @@ class IteratorTraces:
     def __init__(self, trace: Callable[[Any], ConcreteFunction]) -> None:
         """`trace` takes the structure of `tf.TypeSpec` of an element."""
         self._trace = trace
-        self._outer = tf.function(lambda iterator: None, reduce_retracing=True, autograph=False)
+        self._outer = _relaxing()
         self._inner: MutableMapping[ConcreteFunction, ConcreteFunction] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], Any] = (lambda: None, None)
 
@@ -56,9 +56,28 @@ class IteratorTraces:
             outer = self._outer.get_concrete_function(iterator)
             traced = self._inner.get(outer)
             if traced is None:
-                traced = self._inner[outer] = self._trace(outer.structured_input_signature[0][0]._element_spec)
+                try:
+                    traced = self._inner[outer] = self._trace(_argument(outer)._element_spec)
+                except BaseException:
+                    self._forget()
+                    raise
             self._last = weakref.ref(iterator), traced
         return traced
+
+    def _forget(self) -> None:
+        """Forget the last iterator, whose step could not be traced: TensorFlow relaxes no shape because of it."""
+        known, self._outer = list(self._inner.items()), _relaxing()
+        self._inner = weakref.WeakKeyDictionary(
+            {self._outer.get_concrete_function(_argument(outer)): traced for outer, traced in known}
+        )
+
+
+def _relaxing() -> Any:
+    return tf.function(lambda iterator: None, reduce_retracing=True, autograph=False)
+
+
+def _argument(outer: ConcreteFunction) -> Any:
+    return outer.structured_input_signature[0][0]
 
 
 def is_iterator(source: object) -> bool:

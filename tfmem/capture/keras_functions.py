@@ -13,7 +13,7 @@ holds it in the closure of its train function. Elsewhere it is written here as K
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,9 +78,15 @@ def require_trainable(model: Any) -> None:
         )
 
 
-def keras_function(model: Any, name: str) -> KerasFunction:
-    """The model's function as Keras makes it; what is installed stays installed."""
-    own = _made(model, name)
+def keras_function(model: Any, name: str, own: Any = None) -> KerasFunction:
+    """The model's function as Keras makes it; what is installed stays installed.
+
+    Args:
+        model: of Keras 3 or of tf_keras.
+        name: "train", "test" or "predict".
+        own: what Keras made before, whose traces stay; None: nothing.
+    """
+    own = own or _made(model, name)
     step = tf.function(_as_keras(model, name), reduce_retracing=_keras_of(model) == "keras")
     if bool(getattr(model, "jit_compile", False)):
         compiled = _single_step(own) or tf.function(_as_keras(model, name), jit_compile=True, reduce_retracing=True)
@@ -101,9 +107,19 @@ def install(model: Any, name: str, function: Callable[[Any], Any]) -> None:
     setattr(model, f"{name}_function", function)
 
 
+def installed(model: Any, name: str) -> Any:
+    """What Keras would call now; None: it makes its function in the next call of `fit`, `evaluate` or `predict`."""
+    return getattr(model, f"{name}_function", None)
+
+
+def runs_eagerly(model: Any) -> bool:
+    """Whether the function that Keras makes now is no graph."""
+    return bool(getattr(model, "run_eagerly", False))
+
+
 def is_installed(model: Any, name: str, function: Callable[[Any], Any]) -> bool:
     """Whether the model calls `function` now."""
-    return getattr(model, f"{name}_function", None) is function
+    return installed(model, name) is function
 
 
 def steps_per_execution(model: Any) -> int:
@@ -122,6 +138,13 @@ def stops_short(model: Any) -> bool:
 def has_recurrent_layers(model: Any) -> bool:
     """Whether one of Keras's recurrent layers is in the model; there may be others."""
     return any(base.__name__ == "RNN" for layer in model._flatten_layers() for base in type(layer).__mro__)
+
+
+def handed_on(model: Any, name: str, outputs: Any) -> Any:
+    """What Keras makes of the results of a step: Keras 3 hands logs on in an Optional, in which lists are tensors."""
+    if name == "predict" or _keras_of(model) != "keras" or not _has_list(outputs):
+        return outputs
+    return tf.experimental.Optional.from_value(outputs).get_value()
 
 
 def joined(outputs: Sequence[Any]) -> Any:
@@ -144,6 +167,12 @@ def to_tensors(batch: Any) -> Any:
         return tf.convert_to_tensor(item) if isinstance(item, np.ndarray | np.generic) else item
 
     return tf.nest.map_structure(convert, batch)
+
+
+def _has_list(outputs: Any) -> bool:
+    if isinstance(outputs, Mapping):
+        return any(map(_has_list, outputs.values()))
+    return isinstance(outputs, list) or (isinstance(outputs, tuple) and any(map(_has_list, outputs)))
 
 
 def _keras_of(model: object) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -42,7 +43,7 @@ def optimize_model(model: Any, engine: Engine) -> ModelFunctions:
         engine.settings.rewrites or engine.settings.budget is not None,
     )
     functions = []
-    if engine.settings.rewrites and not getattr(model, "run_eagerly", False):
+    if engine.settings.rewrites and not keras_functions.runs_eagerly(model):
         inference = engine.under(engine.settings.unlimited())
         names = [name for name in ("predict", "test")[: 1 + compiled] if not keras_functions.makes_its_own(model, name)]
         functions = [ModelFunction(model, name, inference) for name in names]
@@ -87,26 +88,46 @@ class ModelFunction:
     """Called as Keras calls `train_function`, `test_function` or `predict_function`."""
 
     def __init__(self, model: Any, name: str, engine: Engine) -> None:
-        """Nothing is traced before the first call."""
+        """Nothing is made before the first call: Keras, too, reads its model's steps and attributes then."""
         self.name = name
         self._model = model
-        self._engine = engine = engine.under(replace(engine.settings, label=f"{model.name}.{CALLED_BY[name]}"))
-        self._keras: KerasFunction = keras_functions.keras_function(model, name)
-        self._step = OptimizedFunction(
-            self._keras.step, engine, self._keras.compiled, keras_functions.may_compile(model)
-        )
-        self._traces = IteratorTraces(lambda spec: self._step.trace(to_tensors(spec)))
+        self._engine = engine.under(replace(engine.settings, label=f"{model.name}.{CALLED_BY[name]}"))
+        self._before = keras_functions.installed(model, name)
         self._untouched: bool | None = None  # whether Keras's own runs, as nothing is to be optimised; None: not known
+
+    @property
+    def own(self) -> Any:
+        """Keras's function, if there is one: the model may have been trained, and optimised, before."""
+        if "_keras" in vars(self):
+            return self._keras.own
+        return self._before.own if isinstance(self._before, ModelFunction) else self._before
+
+    @cached_property
+    def _keras(self) -> KerasFunction:
+        return keras_functions.keras_function(self._model, self.name, self.own)
+
+    @cached_property
+    def _step(self) -> OptimizedFunction:
+        allowed = keras_functions.may_compile(self._model)
+        return OptimizedFunction(self._keras.step, self._engine, self._keras.compiled, allowed)
+
+    @cached_property
+    def _traces(self) -> IteratorTraces:
+        return IteratorTraces(lambda spec: self._step.trace(to_tensors(spec)))
+
+    @property
+    def _traced(self) -> bool:
+        return "_step" in vars(self) and self._step.traced
 
     @property
     def ran(self) -> bool:
         """Whether there is anything to report."""
-        return bool(self._untouched) or self._step.traced
+        return bool(self._untouched) or self._traced
 
     @property
     def report(self) -> Report:
         """See `OptimizedFunction.report`."""
-        found = self._step.report if self._step.traced else self._engine.settings.unplanned(self._engine.settings.label)
+        found = self._step.report if self._traced else self._engine.settings.unplanned(self._engine.settings.label)
         if not self._untouched and (steps := keras_functions.steps_per_execution(self._model)) > 1:
             one_by_one = f"the {steps} steps of an execution run one by one, with the results of one step per execution"
             found = replace(found, notes=(*found.notes, one_by_one))
@@ -122,6 +143,11 @@ class ModelFunction:
         """
         if tf.config.functions_run_eagerly():
             return self._keras.own(source)
+        if self._untouched is None and keras_functions.runs_eagerly(self._model):
+            self._untouched = True
+            if self._engine.settings.must_fit:
+                told = f"model '{self._model.name}' was set to run eagerly, so its memory budget is not kept"
+                self._engine.notices.warn("eager", told, "set run_eagerly=False before the first call")
         if self._untouched is None:
             if not is_iterator(source):
                 source = list(islice(source, keras_functions.steps_per_execution(self._model)))
@@ -142,7 +168,8 @@ class ModelFunction:
                     return self._keras.own(source)
                 raise
             traced = self._traces.of(source) if is_iterator(source) else self._step.trace(batch)
-            outputs = [*(outputs if self.name == "predict" else ()), self._step.call_as(traced, batch)]
+            made = keras_functions.handed_on(self._model, self.name, self._step.call_as(traced, batch))
+            outputs = [*(outputs if self.name == "predict" else ()), made]
         return keras_functions.joined(outputs)
 
     def _replaces(self, source: Any) -> bool:

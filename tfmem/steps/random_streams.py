@@ -106,10 +106,11 @@ class StepGraphs:
             captured: its graph, as it is planned.
             feed_shapes: see `restore_concrete`.
             draws: the streams to continue; by default new ones.
-            engine: says whether the step is observed. If not, one graph runs for good.
+            engine: says whether the step is observed. If not, one graph runs for good for each set of `feed_shapes`.
         """
         self._concrete, self._captured, self._feed_shapes = concrete, captured, feed_shapes
-        draws = (draws or Draws(engine.library)) if engine.settings.options.observe else None
+        others = engine.settings.options.observe or bool(feed_shapes)
+        draws = (draws or Draws(engine.library)) if others else None
         self._draws = draws if draws and draws.found_in(captured.graph_def) else None
         self._last: Any = None
 

@@ -155,7 +155,7 @@ class Report:
             recurrent layers were replaced, and nothing moves; `stitched`: ops were fused, and nothing else changed;
             `run by XLA`. `... over budget`: the step was expected to fit, so nothing moves, and it took more.
         budget: the memory budget, None where no limit was asked for.
-        passes: the passes that ran, in order.
+        passes: the passes that may change the graph, in order.
         peak_before: peak memory of the unmodified graph.
         peak_predicted: the plan's peak.
         peak_measured: the allocator's peak during the last observed step, and `peak_uncounted`.

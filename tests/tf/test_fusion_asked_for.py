@@ -178,3 +178,11 @@ def test_what_is_still_being_traced_stays_and_the_user_is_told(budget: Any) -> N
         losses = [float(step(tf.constant(X))) for _ in range(3)]
     assert (reports[0].fusion, reports[0].fusion_state) == (FusionWhy.TRACED, Fusion.LEFT)
     np.testing.assert_allclose(losses, Graph().losses(), rtol=1e-4)
+
+
+def test_the_report_names_the_passes_that_were_asked_for_from_the_first_call_on() -> None:
+    passes = ("recurrent", "fusion", "offload")
+    step = tfmem.optimize(tf.function(lambda x: tf.tanh(x) * x), memory_budget="1GiB", passes=passes)
+    step(tf.ones([8]))
+    assert tfmem.report(step).passes == passes
+    assert "passes      recurrent, fusion, offload" in str(tfmem.report(step))

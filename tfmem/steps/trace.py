@@ -373,7 +373,8 @@ class Trace:
         return self._complete(report, any(each.plan.moves for each in plans), ordered=self.split is not None)
 
     def _complete(self, report: Report, moves: bool, ordered: bool) -> Report:
-        """`report` with what became of XLA, if it would run the trace, and of recurrent layers."""
+        """`report` with the passes, and what became of XLA, if it would run the trace, and of recurrent layers."""
+        report = replace(report, passes=self._engine.settings.passes)
         if self.jit_compile:
             report = replace(report, jit_compile=self._xla(moves, ordered))
         return with_replacements(report, self.replacements)

@@ -52,7 +52,7 @@ class Reason(Enum):
     )
     UNROLLED_TRAINED = (
         "recurrent",
-        f"{_AGAIN}, with their gradient, and tfmem could not make a loop of both; pass unroll=False",
+        f"{_AGAIN}, with their gradient, and tfmem could not make a loop of both; pass unroll=False, or use tf.range",
     )
     UNROLLED_IDLE = "recurrent", f"{_AGAIN}, and the graph holds a gradient of them that nothing needs"
     UNROLLED_BECAUSE = "recurrent", f"{_AGAIN}, and {{because}}"

@@ -193,9 +193,10 @@ absl::Status PreparedExpression::OutOfBounds(const IndexFailure& failure) const 
       if (origin_[part] == axis) index.back() += positions[part] * step_[part];
     }
   }
-  return absl::InvalidArgumentError(absl::StrCat("indices[", absl::StrJoin(index, ","),
-                                                 "] = ", failure.value, " is not in [0, ",
-                                                 check.size, ")"));
+  const std::string place =
+      index.empty() ? "indices" : absl::StrCat("indices[", absl::StrJoin(index, ","), "]");
+  return absl::InvalidArgumentError(
+      absl::StrCat(place, " = ", failure.value, " is not in [0, ", check.size, ")"));
 }
 
 }  // namespace tfmem

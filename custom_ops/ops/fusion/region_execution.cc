@@ -1,13 +1,32 @@
 #include "custom_ops/ops/fusion/region_execution.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tensorflow/core/platform/errors.h"
 
 namespace tfmem {
+namespace {
 
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
+
+constexpr size_t kMostNamed = 6;  // ops of a kernel that an error names
+
+// TensorFlow names the region in the error of its op, so this names the program's ops.
+void NameOps(const RegionStep& step, absl::Status* status) {
+  if (step.members.empty()) return;
+  const size_t named = std::min(step.members.size(), kMostNamed);
+  const std::string names = absl::StrJoin(step.members.begin(), step.members.begin() + named, ", ");
+  const size_t others = step.members.size() - named;
+  tensorflow::errors::AppendToMessage(
+      status, absl::StrCat("; the step that failed computes ", names,
+                           others > 0 ? absl::StrCat(" and ", others, " more") : ""));
+}
+
+}  // namespace
 
 absl::Status RegionExecution::RunSteps() {
   for (size_t at = 0; at < region_.steps.size(); ++at) {
@@ -29,7 +48,10 @@ absl::Status RegionExecution::RunSteps() {
       case RegionStep::Kind::kAssign:
         status = RunAssign(at, step);
     }
-    if (!status.ok()) return status;
+    if (!status.ok()) {
+      NameOps(step, &status);
+      return status;
+    }
     Forget(at);
   }
   return absl::OkStatus();

@@ -51,7 +51,6 @@ def same(run: Callable[[Optimize], Any], way: str) -> None:
 
 
 ways = pytest.mark.parametrize("way", WAYS)
-libraries = pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 
 
 @ways
@@ -93,17 +92,16 @@ def test_a_step_that_is_set_before_the_first_fit(way: str) -> None:
 
 
 @ways
-@libraries
-def test_a_model_that_is_to_run_eagerly_later(library: Any, way: str) -> None:
+def test_a_model_that_is_to_run_eagerly_later(way: str) -> None:
     def run(optimize: Optimize) -> Any:
         calls = []
 
-        class Counted(library.Model):
+        class Counted(keras.Model):
             def train_step(self, data: Any) -> Any:
                 calls.append(tf.executing_eagerly())
                 return super().train_step(data)
 
-        model = optimize(model_of(library, kind=Counted))
+        model = optimize(model_of(kind=Counted))
         model.run_eagerly = True
         history = fitted(model)
         assert calls == [True] * 3

@@ -48,6 +48,11 @@ def is_keras_model(model: object) -> bool:
     return _keras_of(model) is not None
 
 
+def is_of_tf_keras(model: Any) -> bool:
+    """Whether `model` is one of tf_keras."""
+    return _keras_of(model) == "tf_keras"
+
+
 def is_compiled(model: Any) -> bool:
     """Whether `model` can be trained and evaluated."""
     keras = _keras_of(model)

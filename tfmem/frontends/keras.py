@@ -88,12 +88,15 @@ class ModelFunction:
     """Called as Keras calls `train_function`, `test_function` or `predict_function`."""
 
     def __init__(self, model: Any, name: str, engine: Engine) -> None:
-        """Nothing is made before the first call: Keras, too, reads its model's steps and attributes then."""
+        """Nothing is made of a model of Keras 3 before the first call: Keras, too, reads its attributes then."""
         self.name = name
         self._model = model
         self._engine = engine.under(replace(engine.settings, label=f"{model.name}.{CALLED_BY[name]}"))
         self._before = keras_functions.installed(model, name)
         self._untouched: bool | None = None  # whether Keras's own runs, as nothing is to be optimised; None: not known
+        if keras_functions.is_of_tf_keras(model):  # made within `fit`, several steps per execution gave other losses
+            self._before = None
+            _ = self._step
 
     @property
     def own(self) -> Any:

@@ -137,6 +137,22 @@ def test_one_of_several_branches_is_left_alone() -> None:
     assert without_optionals(captured_of(gradient_of(one_of_three))) is None
 
 
+def test_what_is_taken_out_by_an_unknown_rank_is_no_scalar() -> None:
+    captured = captured_of(gradient_of(either))
+    # One Optional holds a matrix of the first branch, or a scalar of the other one.
+    shapes = [
+        node.attr["output_shapes"].list.shape[0]
+        for function in captured.graph_def.library.function
+        for node in function.node_def
+        if node.op == "OptionalGetValue" and "true" in function.signature.name
+    ]
+    for shape in shapes:
+        shape.Clear()
+        shape.unknown_rank = True
+    assert shapes
+    assert without_optionals(captured) is None
+
+
 def test_tensors_of_unknown_sizes_are_left_alone() -> None:
     step = tf.function(
         lambda x, n: gradient_of(either).python_function(x, n),

@@ -252,7 +252,7 @@ class _Writer:
     def _taken_out(self, scope: _Scope, given: NodeDef, optional: _Tensor, waits: Sequence[str]) -> NodeDef:
         """The tensor itself in place of what is taken out of an Optional."""
         types, shapes = given.attr["output_types"].list.type, given.attr["output_shapes"].list.shape
-        if len(types) != 1 or not self.contents.is_optional(optional):
+        if len(types) != 1 or shapes[0].unknown_rank or not self.contents.is_optional(optional):
             raise _UnknownError
         wanted = _Content(types[0], tuple(dim.size for dim in shapes[0].dim))
         slots = dict(zip(self.contents(optional), self._slots(optional), strict=True))

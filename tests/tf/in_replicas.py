@@ -6,7 +6,6 @@ import faulthandler
 import gc
 import os
 import sys
-import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -20,36 +19,13 @@ import tensorflow as tf
 import tf_keras
 
 import tfmem
-from graph_passes.analysis.memory.simulate import Link
-from graph_passes.passes.offload.lanes import pools_of
-from tfmem.runtime.device_memory import DeviceMemory
-from tfmem.steps import lane_trials, measuring, replicas
+from tfmem.steps import measuring
 
 ROWS, WIDTH = 1024, 128
 BATCH = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
 LIMIT, MIB = 300, 1 << 20  # seconds of a case, and bytes
 AMPLE = 4096 * MIB
 SCARCE = 8 * MIB  # for a `Deep` net
-
-
-def invent_costs(patch: pytest.MonkeyPatch) -> None:
-    """Costs of plans in place of those that are measured, so that the same plans follow at any load, on any machine.
-
-    Ops are long, so that moves hide behind any op; estimates say otherwise. The link is slow, as no machine's disk has
-    to be, and no garbage is in use.
-    """
-    measured = replicas.timed_lanes
-
-    def timed(plans: Sequence[Any], samples: Sequence[Any]) -> dict[str, float]:
-        return {name: 0.05 + zlib.crc32(name.encode()) / (1 << 35) for name in measured(plans, samples)}
-
-    def none_in_use(graph: Any, _: Any) -> dict[str, int]:
-        return dict.fromkeys(pools_of(graph, replicas.pool_name), 0)
-
-    patch.setattr(lane_trials, "timed_lanes", timed)
-    patch.setattr(replicas, "links_together", lambda targets, *_: [Link(1e9, 1e9) for _ in targets])
-    patch.setattr(replicas, "in_use_on_devices", none_in_use)
-    patch.setattr(DeviceMemory, "in_use", 0)
 
 
 class Training:

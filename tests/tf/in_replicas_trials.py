@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tests.tf.in_replicas import BATCH, MIB, Training, invent_costs, mirrored, optimized, run_cases, usual_peak
+from tests.tf.in_replicas import BATCH, MIB, Training, mirrored, optimized, run_cases, usual_peak
+from tests.tf.invented_costs import invent_costs
 from tfmem.runtime.measured_call import Meter
 
 

@@ -14,7 +14,8 @@ import pytest
 import tensorflow as tf
 
 import tfmem
-from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training, invent_costs
+from tests.tf.in_replicas import AMPLE, BATCH, MIB, Training
+from tests.tf.invented_costs import invent_costs
 from tests.tf.one_worker import Worker, digest, gives_up, survives, tells
 from tfmem.runtime.measured_call import Meter
 from tfmem.steps import agreed_trials, measuring

@@ -15,9 +15,12 @@ import tensorflow as tf
 
 from custom_ops import build_flags
 from custom_ops.load import Counters, Library, load
+from graph_passes.analysis.memory.simulate import Link
 from graph_passes.errors import InfeasibleBudgetError
 from tests.tf import native_programs
 from tests.tf.memop_trips import settled
+from tfmem import api
+from tfmem.steps import replicas
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 32, 32, 2)).astype("float32")
 LABELS = np.arange(16) % 5
@@ -70,6 +73,13 @@ def fixture_collected() -> None:
     _wait_for_threads()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def fixture_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All links have the same bandwidth, so that a plan depends on no disk's speed; see `test_links_together.py`."""
+    for module in (api, replicas):
+        monkeypatch.setattr(module, "links_together", lambda targets, *_: tuple(Link(1e9, 1e9) for _ in targets))
 
 
 @pytest.fixture(autouse=True)

@@ -132,11 +132,11 @@ def divided(program: Program, budget: int, fetches: Sequence[str] = (), **option
 
 
 CASES = {
-    "convolutions": ((convolutions, ADAM), 4),
+    "convolutions": ((convolutions, ADAM), 3),
     "reference variables": ((convolutions, MOMENTUM, (64, 32, 32, 2), 64, False), 3),
-    "odd batch": ((convolutions, SGD, (61, 32, 32, 2), 61), 4),
+    "odd batch": ((convolutions, SGD, (61, 32, 32, 2), 61), 3),
     "dense": ((dense, SGD, (4096, 4, 4, 4), 4096), 90),
-    "iterator": ((convolutions, SGD, (64, 32, 32, 2), 64, True, True), 4),
+    "iterator": ((convolutions, SGD, (64, 32, 32, 2), 64, True, True), 3),
 }
 NAMED = ("loss", "right", "logits", "train")
 
@@ -159,7 +159,7 @@ def test_a_session_trains_in_pieces(case: str, fetches: tuple[str, ...]) -> None
 def test_an_evaluation_trains_nothing(fetches: tuple[str, ...]) -> None:
     """Whole tensors of the batch, also of what only pieces hold in a step; no variable is written for them."""
     given, program = Program(), Program()
-    divided(program, in_use() + 5 * MIB if fetches else in_use() + 4 * MIB, fetches)
+    divided(program, in_use() + 5 * MIB if fetches else in_use() + 3 * MIB, fetches)
     wanted = ["loss:0", "right:0", "logits:0", "relu1:0"]
     with closing(given.session()) as plain, closing(program.session()) as session:
         for name in wanted:
@@ -175,7 +175,7 @@ def test_an_evaluation_trains_nothing(fetches: tuple[str, ...]) -> None:
 
 def test_a_step_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     given, program = Program(), Program()
-    divided(program, in_use() + 4 * MIB)
+    divided(program, in_use() + 3 * MIB)
     with closing(given.session()) as plain, closing(program.session()) as session:
         plain.run("train", given.fed)
         program.restore(session, given.save(plain, tmp_path / "saved"))
@@ -192,7 +192,7 @@ def test_a_step_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 def test_another_batch_and_another_split_are_refused() -> None:
     """By TensorFlow, where the graph says how many examples there are; else by tfmem, which leaves the graph alone."""
     program = Program()
-    divided(program, in_use() + 4 * MIB)
+    divided(program, in_use() + 3 * MIB)
     with pytest.raises(AlreadyOptimizedError):
         tfmem.optimize(program.graph, memory_budget=in_use() + 8 * MIB)
     with closing(program.session()) as session, pytest.raises(ValueError, match="Cannot feed value of shape"):
@@ -200,7 +200,7 @@ def test_another_batch_and_another_split_are_refused() -> None:
     program = Program(batch=None)
     given, shapes = program.graph.as_graph_def(), {"x": (64, 32, 32, 2), "y": (64,)}
     with pytest.raises(tfmem.InfeasibleBudgetError) as caught:
-        tfmem.optimize(program.graph, memory_budget=in_use() + 4 * MIB, input_shapes=shapes)
+        tfmem.optimize(program.graph, memory_budget=in_use() + 3 * MIB, input_shapes=shapes)
     assert str(Reason.SPLIT_OPEN(names="x, y")) in str(caught.value)
     assert program.graph.as_graph_def() == given
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_split_is_left_alone() -> None:
     program = Program()
     given = program.graph.as_graph_def()
     whys = (Reason.SPLIT_NEVER, Reason.SPLIT_OVER, Reason.SPLIT_CHUNKS)
-    for why, mib, split in zip(whys, (4, 0.6, 0.6), ("never", "auto", "auto"), strict=True):
+    for why, mib, split in zip(whys, (3, 0.6, 0.6), ("never", "auto", "auto"), strict=True):
         offload = tfmem.OffloadOptions(split=split)
         with pytest.raises(tfmem.InfeasibleBudgetError) as caught:
             tfmem.optimize(program.graph, memory_budget=in_use() + int(mib * MIB), offload=offload)

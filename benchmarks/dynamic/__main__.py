@@ -43,25 +43,29 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 def table(rows: list[dict]) -> list[str]:
     """A row for each size: medians of all rounds, in sentences a second."""
-    lines = [
-        "| hidden | batch | tfmem, wall | DyNet, wall | ratio | tfmem, processor | DyNet, processor | ratio |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ("hidden", "batch", "tfmem, batches made before", "tfmem", "DyNet", "ratio")
+    titles = (*titles, "tfmem, processor", "DyNet, processor", "ratio")
+    lines = [f"| {' | '.join(titles)} |", "|" + len(titles) * "---|"]
     for hidden, batch in dict.fromkeys((row["hidden"], row["batch"]) for row in rows):
-        cells = [str(hidden), str(batch)]
+
+        def rate(system: str, clock: str, size: tuple[int, int] = (hidden, batch)) -> float | None:
+            found = [
+                row["sentences"] / row[clock]
+                for row in rows
+                if (row["hidden"], row["batch"]) == size and row["system"] == system
+            ]
+            return statistics.median(found) if found else None
+
+        cells = [str(hidden), str(batch), _rounded(rate("tfmem, batches made before", "wall"))]
         for clock in ("wall", "processor"):
-            rates = []
-            for system in ("tfmem", "dynet"):
-                found = [
-                    row["sentences"] / row[clock]
-                    for row in rows
-                    if (row["hidden"], row["batch"], row["system"]) == (hidden, batch, system)
-                ]
-                rates.append(statistics.median(found) if found else None)
-            cells += [f"{rate:.0f}" if rate else "-" for rate in rates]
-            cells.append(f"{rates[0] / rates[1]:.1f}" if rates[0] and rates[1] else "-")
+            ours, theirs = rate("tfmem", clock), rate("dynet", clock)
+            cells += [_rounded(ours), _rounded(theirs), f"{ours / theirs:.1f}" if ours and theirs else "-"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _rounded(rate: float | None) -> str:
+    return f"{rate:.0f}" if rate else "-"
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ def from_lists(examples: Iterable[tuple[Sequence[int], Sequence[int], Sequence[i
     """
     columns = list(zip(*map(_three, examples), strict=True)) or [(), (), ()]
     with _refused("an example of kinds, children and arguments"):
-        return Batch(*map(_ragged_of_rows, columns))
+        return _batch(list(map(_of_rows, columns)))
 
 
 def listed(examples: Any) -> list[Any]:
@@ -126,27 +126,26 @@ def _refused(what: str) -> Iterator[None]:
 
 def from_bytes(columns: Iterable[tuple[bytes, bytes]]) -> Batch:
     """A batch of kinds, children and arguments: of each the values, int32, and the row splits, int64."""
-    return Batch(
-        *(_ragged(np.frombuffer(values, np.int32), np.frombuffer(splits, np.int64)) for values, splits in columns)
-    )
+    return _batch([(np.frombuffer(values, np.int32), np.frombuffer(splits, np.int64)) for values, splits in columns])
 
 
-def _ragged_of_rows(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
+def _of_rows(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     splits = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=splits[1:])
     try:
         integers = map(operator.index, itertools.chain.from_iterable(rows))
-        return _ragged(np.fromiter(integers, np.int32, int(splits[-1])), splits)
+        return np.fromiter(integers, np.int32, int(splits[-1])), splits
     except (TypeError, AttributeError, OverflowError) as error:
         raise DynamicError(
             f"an example holds something other than 32-bit integers; pass lists of integers: {error}"
         ) from None
 
 
-def _ragged(values: np.ndarray, splits: np.ndarray) -> tf.RaggedTensor:
+def _batch(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
     with tf.device("/CPU:0"):  # where the op reads them, also for a GPU
-        made = tf.constant(values), tf.constant(splits)  # `from_row_splits` takes longer for the same
-        return tf.RaggedTensor.from_row_splits(*made, validate=False)
+        # `from_row_splits` would take longer to make tensors of arrays
+        tensors = [(tf.constant(values), tf.constant(splits)) for values, splits in columns]
+        return Batch(*(tf.RaggedTensor.from_row_splits(*column, validate=False) for column in tensors))
 
 
 def as_batch(given: Any) -> Batch:

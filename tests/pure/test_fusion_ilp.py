@@ -97,6 +97,16 @@ def test_two_patterns_that_wait_for_each_other_are_not_both_chosen():
     assert choose_patterns(candidates, net).chosen == (0,)
 
 
+def test_one_cut_forbids_all_patterns_that_close_a_cycle_in_the_same_way():
+    """0 -> 1 and 2 -> 3: patterns of 0, 3 and one of eight nodes wait for those of 1 and 2, and they for these."""
+    net = Dependences(((), (0,), (), (2,), *((),) * 16))
+    first = [Candidate((0, 3, number), 5e-6 + number * 1e-9) for number in range(4, 12)]
+    second = [Candidate((1, 2, number), 4e-6 + number * 1e-9) for number in range(12, 20)]
+    choice = choose_patterns([*first, *second], net)
+    assert choice.chosen == (7,)
+    assert (choice.rounds, choice.cuts, choice.complete) == (2, 1, True)
+
+
 def test_equal_problems_are_solved_once():
     steps = 50
     net = Dependences(((),) * (4 * steps))

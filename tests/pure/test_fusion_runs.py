@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes.analysis.dependences import Dependences, Role, connected, runs, settled
-from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
+from graph_passes.passes.fuse.partition.quotient_graph import Passage, QuotientGraph
 from tests.tiers import examples
 
 
@@ -128,7 +128,7 @@ def test_the_papers_cycle():
     net = Dependences(((), (0,), (1,)))
     contraction = QuotientGraph(net, [[0, 2]])
     assert contraction.order() is None
-    assert contraction.cycles() == [[0]]
+    assert contraction.cycles() == [[Passage(group=0, enters=2, leaves=0)]]
 
 
 def test_cycles_name_the_sets_on_them():
@@ -136,7 +136,9 @@ def test_cycles_name_the_sets_on_them():
     net = Dependences(((), (0,), (), (1,), (), (2, 4)))
     contraction = QuotientGraph(net, [[0, 5], [1, 4], [2, 3]])
     assert contraction.order() is None
-    assert contraction.cycles() == [[0, 1], [0, 1, 2]]
+    both = [Passage(0, enters=5, leaves=0), Passage(1, enters=1, leaves=4)]
+    all_three = [Passage(0, enters=5, leaves=0), Passage(1, enters=1, leaves=1), Passage(2, enters=3, leaves=2)]
+    assert contraction.cycles() == [both, all_three]
 
 
 def test_of_sets_that_can_come_next_the_one_with_the_smallest_last_node_does():
@@ -163,4 +165,6 @@ def test_there_is_an_order_or_a_cycle(net, data):
         assert sorted(place) == list(range(len(net)))
         assert all(place[p] <= place[n] for n in range(len(net)) for p in net.before[n])
     for cycle in cycles:  # as one node each, these sets alone close a cycle
-        assert not acyclic(net, [sets[one] for one in cycle])
+        assert not acyclic(net, [sets[one] for one, _, _ in cycle])
+        if len(cycle) > 1:  # and so do the nodes by which it passes
+            assert not acyclic(net, [sorted({enters, leaves}) for _, enters, leaves in cycle])

@@ -2,25 +2,28 @@
 
     maximise    sum of score(P) * x(P)
     subject to  sum of x(P) over all P that hold a node <= 1, for each node
-                sum of x(P) over the patterns of a cycle <= their number - 1, for each cycle that was found
+                sum of x(P) over all P that a cycle may pass through <= its patterns - 1, for each cycle that was found
 
 A plan may close cycles, which only show when patterns are chosen. So the program is solved, its cycles are forbidden,
-and it is solved again. Patterns that share no node, directly or by way of others, are separate problems; equal
-problems, such as the steps of an unrolled loop, are solved once.
+and it is solved again. A cycle enters each of its patterns at one node and leaves it at one. Every other pattern that
+holds both closes the cycle in its place, so it is in the sum too. Patterns that share no node, directly or by way of
+others, are separate problems; equal problems, such as the steps of an unrolled loop, are solved once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from custom_ops.background import go_on
 from custom_ops.ordering import DisjointSets
 from graph_passes.analysis.dependences import Dependences
 from graph_passes.analysis.linear_program import expression, is_complete, solver
-from graph_passes.passes.fuse.partition.quotient_graph import QuotientGraph
+from graph_passes.passes.fuse.partition.quotient_graph import Passage, QuotientGraph
 from graph_passes.passes.fuse.partition.score import Candidate
 
 _NANO = 1e9  # what the solver sees are nanoseconds: its tolerances are made for numbers around one
@@ -73,18 +76,25 @@ class PatternChoice:
     complete: bool
 
 
+class _Cut(NamedTuple):
+    """Positions, in increasing order, and how many of them may be chosen."""
+
+    places: tuple[int, ...]
+    most: int
+
+
 @dataclass(frozen=True)
 class _Problem:
-    """Scores; sets of positions of which one at most is chosen; sets of which not all are."""
+    """Scores; sets of positions of which one at most is chosen; what forbids cycles."""
 
     scores: tuple[float, ...]
     one: tuple[tuple[int, ...], ...]
-    cuts: tuple[tuple[int, ...], ...]
+    cuts: tuple[_Cut, ...]
 
     @property
     def size(self) -> int:
         """Numbers in it."""
-        return len(self.scores) + sum(map(len, self.one)) + sum(map(len, self.cuts))
+        return len(self.scores) + sum(map(len, self.one)) + sum(len(cut.places) for cut in self.cuts)
 
 
 @dataclass(frozen=True)
@@ -112,8 +122,12 @@ class _Search:
         self._limits = limits
         self._end = None if limits.seconds is None else monotonic() + limits.seconds
         self._work = limits.work
-        self._cuts: dict[tuple[int, ...], None] = {}
+        self._cuts: dict[_Cut, None] = {}
         self._solved: dict[_Problem, _Solution] = {}
+        self._chosen: dict[tuple[int, int, int], list[int]] = {}  # by a part's first position, size and cuts
+        self._joined = DisjointSets(len(candidates))
+        for holders in self._holders.values():
+            self._join(holders)
 
     def run(self) -> PatternChoice:
         every = range(len(self._candidates))
@@ -127,7 +141,7 @@ class _Search:
             if found and (rounds == self._limits.rounds or self._is_over):
                 chosen, complete = self._acyclic(chosen), False
             elif found:
-                self._cuts.update((tuple(cycle), None) for cycle in found)
+                self._forbid(found)
                 continue
             break
         total, first = (sum(scores[place] for place in sorted(plan)) for plan in (chosen, greedy))
@@ -160,48 +174,74 @@ class _Search:
         self._work -= problem.size * nodes
         return found
 
-    def _cycles(self, chosen: Sequence[int]) -> list[list[int]]:
-        """Some sets of chosen patterns that close a cycle."""
+    def _cycles(self, chosen: Sequence[int]) -> list[list[Passage]]:
+        """Some cycles of chosen patterns, and how they pass through these."""
         cycles = QuotientGraph(self._net, [self._candidates[place].members for place in chosen]).cycles()
-        return [[chosen[group] for group in cycle] for cycle in cycles]
+        return [[passage._replace(group=chosen[passage.group]) for passage in cycle] for cycle in cycles]
+
+    def _cut(self, cycle: Sequence[Passage]) -> _Cut:
+        """What forbids a cycle: of the patterns that it may pass through, fewer than it has are chosen.
+
+        Two that hold one entry are never chosen both. So as many as the cycle has would be one for each entry, and
+        these close it. A cycle through one pattern is forbidden for this one alone: others may hold all of the path.
+        """
+        if len(cycle) == 1:
+            return _Cut((cycle[0].group,), 0)
+        places = {place for each in cycle for place in self._holders[each.enters] & self._holders[each.leaves]}
+        return _Cut(tuple(sorted(places)), len(cycle) - 1)
+
+    @cached_property
+    def _holders(self) -> dict[int, set[int]]:
+        """The positions of the patterns that hold each node."""
+        found: dict[int, set[int]] = {}
+        for place, candidate in enumerate(self._candidates):
+            for number in candidate.members:
+                found.setdefault(number, set()).add(place)
+        return found
 
     def _acyclic(self, chosen: Sequence[int]) -> list[int]:
         """`chosen` without the pattern of each cycle that is worth the least."""
         plan = set(chosen)
         while found := self._cycles(sorted(plan)):
             for cycle in found:
-                if plan.issuperset(cycle):
-                    plan.remove(min(cycle, key=lambda place: (self._candidates[place].score, -place)))
+                groups = [passage.group for passage in cycle]
+                if plan.issuperset(groups):
+                    plan.remove(min(groups, key=lambda place: (self._candidates[place].score, -place)))
         return sorted(plan)
 
     def _solve(self) -> list[int]:
-        """The best choice without the cycles that are known."""
+        """The best choice without the cycles that are known. A part in which no more are known is not solved again."""
         chosen: list[int] = []
-        for part in _parts(self._candidates, list(self._cuts)):
-            problem = _problem(self._candidates, part, list(self._cuts))
-            if problem not in self._solved:
-                self._solved[problem] = self._optimum(problem)
-            chosen += [part[place] for place in self._solved[problem].chosen]
+        cuts = Counter(self._joined.root(cut.places[0]) for cut in self._cuts)
+        for part in self._parts():
+            known = (part[0], len(part), cuts[self._joined.root(part[0])])
+            if known not in self._chosen:
+                problem = _problem(self._candidates, part, list(self._cuts))
+                if problem not in self._solved:
+                    self._solved[problem] = self._optimum(problem)
+                self._chosen[known] = [part[place] for place in self._solved[problem].chosen]
+            chosen += self._chosen[known]
         return sorted(chosen)
 
+    def _parts(self) -> list[list[int]]:
+        """Candidates that share a node or a cycle, directly or by way of others."""
+        parts: dict[int, list[int]] = {}
+        for place in range(len(self._candidates)):
+            parts.setdefault(self._joined.root(place), []).append(place)
+        return list(parts.values())
 
-def _parts(candidates: Sequence[Candidate], cuts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Candidates that share a node or a cycle, directly or by way of others."""
-    joined = DisjointSets(len(candidates))
-    first: dict[int, int] = {}
-    for place, candidate in enumerate(candidates):
-        for number in candidate.members:
-            joined.join(place, first.setdefault(number, place))
-    for cut in cuts:
-        for place in cut:
-            joined.join(place, cut[0])
-    parts: dict[int, list[int]] = {}
-    for place in range(len(candidates)):
-        parts.setdefault(joined.root(place), []).append(place)
-    return list(parts.values())
+    def _forbid(self, cycles: Iterable[Sequence[Passage]]) -> None:
+        for cut in map(self._cut, cycles):
+            self._cuts[cut] = None
+            self._join(cut.places)
+
+    def _join(self, places: Iterable[int]) -> None:
+        first, *others = places
+        for place in others:
+            self._joined.join(first, place)
 
 
-def _problem(candidates: Sequence[Candidate], part: Sequence[int], cuts: Sequence[Sequence[int]]) -> _Problem:
+def _problem(candidates: Sequence[Candidate], part: Sequence[int], cuts: Sequence[_Cut]) -> _Problem:
     """A part by positions in it, so that equal parts are equal."""
     position = {place: index for index, place in enumerate(part)}
     holders: dict[int, list[int]] = {}
@@ -209,7 +249,7 @@ def _problem(candidates: Sequence[Candidate], part: Sequence[int], cuts: Sequenc
         for number in candidates[place].members:
             holders.setdefault(number, []).append(index)
     one = dict.fromkeys(tuple(places) for places in holders.values() if len(places) > 1)
-    inside = [tuple(position[place] for place in cut) for cut in cuts if cut[0] in position]
+    inside = [_Cut(tuple(position[each] for each in places), most) for places, most in cuts if places[0] in position]
     return _Problem(tuple(candidates[place].score for place in part), tuple(one), tuple(inside))
 
 
@@ -219,11 +259,18 @@ def _greedy(problem: _Problem) -> tuple[int, ...]:
     for places in problem.one:
         for place in places:
             conflicts[place].update(places)
+    left = [cut.most for cut in problem.cuts]
+    cuts_of: dict[int, list[int]] = {}
+    for number, cut in enumerate(problem.cuts):
+        for place in cut.places:
+            cuts_of.setdefault(place, []).append(number)
     chosen: set[int] = set()
     for place in sorted(range(len(problem.scores)), key=lambda place: (-problem.scores[place], place)):
-        closes = any(place in cut and chosen.issuperset(set(cut) - {place}) for cut in problem.cuts)
-        if chosen.isdisjoint(conflicts[place]) and not closes:
+        cuts = cuts_of.get(place, ())
+        if chosen.isdisjoint(conflicts[place]) and all(left[number] for number in cuts):
             chosen.add(place)
+            for number in cuts:
+                left[number] -= 1
     return tuple(sorted(chosen))
 
 
@@ -243,8 +290,8 @@ def _solved(
     program += expression((x[place], score * _NANO) for place, score in enumerate(problem.scores))
     for places in problem.one:
         program += expression((x[place], 1.0) for place in places) <= 1
-    for places in problem.cuts:
-        program += expression((x[place], 1.0) for place in places) <= len(places) - 1
+    for cut in problem.cuts:
+        program += expression((x[place], 1.0) for place in cut.places) <= cut.most
     found = solver(gap, nodes, seconds)
     if found is None:
         return _Solution(greedy, "greedy", False), 1
@@ -269,8 +316,8 @@ def _looked_at(program: Any, most: int) -> int:
 
 def _allowed(problem: _Problem, chosen: Sequence[int]) -> bool:
     found = set(chosen)
-    return all(len(found.intersection(places)) <= 1 for places in problem.one) and not any(
-        found.issuperset(cut) for cut in problem.cuts
+    return all(len(found.intersection(places)) <= 1 for places in problem.one) and all(
+        len(found.intersection(cut.places)) <= cut.most for cut in problem.cuts
     )
 
 

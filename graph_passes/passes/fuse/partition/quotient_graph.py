@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from custom_ops.ordering import topological_order
 from graph_passes.analysis.dependences import Dependences
+
+
+class Passage(NamedTuple):
+    """How a cycle passes through a given group: in by one of its nodes, and out by one, which may be the same."""
+
+    group: int
+    enters: int
+    leaves: int
 
 
 class QuotientGraph:
@@ -17,7 +26,8 @@ class QuotientGraph:
     """
 
     def __init__(self, net: Dependences, sets: Sequence[Sequence[int]]) -> None:
-        owner = [-1] * len(net)
+        self._net = net
+        self._owner = owner = [-1] * len(net)
         for group, members in enumerate(sets):
             for number in members:
                 owner[number] = group
@@ -45,16 +55,29 @@ class QuotientGraph:
         found = topological_order(waiting, self._after.__getitem__, lambda group: self.groups[group][-1])
         return found if len(found) == len(self.groups) else None
 
-    def cycles(self) -> list[list[int]]:
-        """For each given group on a cycle, one of the shortest through it: the given groups on it, each cycle once."""
-        found: dict[tuple[int, ...], None] = {}
+    def cycles(self) -> list[list[Passage]]:
+        """For each given group on a cycle, one of the shortest through it: how it passes through the given groups, in
+        increasing order of these. Of cycles through the same groups there is one."""
+        found: dict[tuple[int, ...], list[Passage]] = {}
         for component in self._components():
             within = set(component)
             for start in component:
                 if start < self._given:
-                    cycle = self._shortest(start, within)
-                    found[tuple(sorted(group for group in cycle if group < self._given))] = None
-        return [list(cycle) for cycle in found]
+                    cycle = self._passages(self._shortest(start, within))
+                    found.setdefault(tuple(passage.group for passage in cycle), cycle)
+        return list(found.values())
+
+    def _passages(self, cycle: Sequence[int]) -> list[Passage]:
+        """How a cycle passes through its given groups; each of its groups waits for the next one."""
+        edges = [self._edge(earlier, later) for later, earlier in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
+        entries = [into for _, into in edges]
+        exits = [out for out, _ in (edges[-1], *edges[:-1])]
+        return sorted(Passage(*each) for each in zip(cycle, entries, exits, strict=True) if each[0] < self._given)
+
+    def _edge(self, earlier: int, later: int) -> tuple[int, int]:
+        """Its ends: the first node of a group that a node of the other waits for, and the first of these."""
+        ends = ((number, other) for number in self.groups[earlier] for other in self._net.after[number])
+        return next((number, other) for number, other in ends if self._owner[other] == later)
 
     def _shortest(self, start: int, within: set[int]) -> list[int]:
         came: dict[int, int] = {}

@@ -322,7 +322,7 @@ class StepSource:
     def keep(self, _: Graph) -> set[str]:
         return {tensor.node for tensor in self._step.fetches}
 
-    def bodies(self, in_loops: bool = False) -> Mapping[str, Source]:
+    def bodies(self) -> Mapping[str, Source]:
         return {}
 
     def follow(self, _: Source) -> Mapping[str, str]:

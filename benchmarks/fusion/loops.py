@@ -4,7 +4,7 @@
     python -m benchmarks.fusion.loops --table benchmarks/results/fusion_loops_cpu.json
 
 Each case has a process. It has three copies of a net: plain, with passes=("recurrent", "offload"), which stitches
-nothing, and with the default options, which stitch the bodies of loops where they time that to be faster. *Until
+nothing, and with the default options, which stitch the step where they time that to be faster. *Until
 decided*: so many calls of the third run before that, on end. *Extra* is the time that these take more than as many
 calls of the second, *the longest call* the longest of them but for the first. Then medians of all, in turn."""
 

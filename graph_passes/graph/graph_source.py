@@ -32,13 +32,10 @@ class Readable(Protocol):
 class Source(Readable, Protocol):
     """A `Readable` that can be edited."""
 
-    def bodies(self, in_loops: bool = False) -> Mapping[str, Source]:
+    def bodies(self) -> Mapping[str, Source]:
         """The functions that the graph calls, bodies of `If` and `While` among them, and those that these call.
 
         Each is a separate graph, by the path of its callers ("decoder/while/body"). An edit of one is an edit of this.
-
-        Args:
-            in_loops: only those that a `While` calls, and those that these call.
         """
 
     @property

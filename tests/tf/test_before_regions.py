@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -60,11 +59,3 @@ def test_what_comes_before_regions_runs_once(trace: Trace) -> None:
         assert captured.graph_def == expected.graph_def
         assert [region.schedule for region in done.regions] == [region.schedule for region in expected_done.regions]
         assert done.reasons == expected_done.reasons
-
-
-def test_nothing_runs_before_the_regions_of_loops_alone(trace: Trace) -> None:
-    engine = replace(trace._engine, settings=replace(trace._engine.settings, loops_alone=True))
-    before = BeforeRegions(trace.to_stitch(), engine)
-    captured, done = stitched(before)
-    assert captured.graph_def == before.optimized.graph_def
-    assert not done.regions

@@ -33,7 +33,7 @@ def inputs(batch: int = 2, seed: int = 0) -> tf.Tensor:
 def optimize(run: Callable[..., Any]) -> tuple[Any, Any]:
     """A function before and after; the layer in it is replaced, and it was called once."""
     before = tf.function(run)
-    after = tfmem.optimize(before)
+    after = tfmem.optimize(before, passes=("recurrent",))
     after(inputs())
     assert tfmem.report(after).replaced
     return before, after

@@ -7,7 +7,7 @@ Relies on how a FunctionDef writes tensors: an argument by its name, an op's out
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -20,11 +20,10 @@ from tensorflow.core.framework.types_pb2 import DT_RESOURCE
 from tensorflow.python.ops import handle_data_util
 
 from graph_passes.errors import GraphError
-from graph_passes.graph.ir import MEMORY_OPS
 from graph_passes.graph.ops import LOOPS
 from graph_passes.graph.serde import flat_names, output_names
 from tfmem.capture.build import shaped_graph
-from tfmem.capture.captured import BODIES, Captured, every_node, functions_in, is_compiled, op_name
+from tfmem.capture.captured import BODIES, Captured, functions_in, is_compiled, op_name
 
 _PARTS = {"then_branch": "then", "else_branch": "else", "branches": "branch", "f": ""}  # in a name, of an attribute
 
@@ -59,20 +58,12 @@ class Body:
         caller: the path of its call: "decoder/while/body".
         captured: the function as a graph.
         shaped: the same with shapes.
-        in_loop: whether a loop calls it, or what a loop calls does.
     """
 
     name: str
     caller: str
     captured: Captured
     shaped: tf.Graph
-    in_loop: bool = False
-
-
-def has_loops(graph_def: GraphDef) -> bool:
-    """Whether a graph, or a function of its library, has a loop; False if it holds ops of an earlier plan."""
-    ops = {node.op for node in every_node(graph_def)}
-    return not ops.isdisjoint(LOOPS) and ops.isdisjoint(MEMORY_OPS)
 
 
 def bodies(captured: Captured, graph: tf.Graph) -> list[Body]:
@@ -86,14 +77,10 @@ def bodies(captured: Captured, graph: tf.Graph) -> list[Body]:
     library = {function.signature.name: function for function in captured.graph_def.library.function}
     found: dict[str, Body] = {}
     known: dict[str, tuple[_Argument, ...]] = {}
-    called: dict[str, set[str]] = {}  # names, by that of the function whose nodes call them
-    looped: set[str] = set()
-    pending = [("", "", captured, graph)]
+    pending = [("", captured, graph)]
     while pending:
-        function, within, outer, shaped = pending.pop()
-        for name, caller, given, loops in _calls(outer, shaped):
-            called.setdefault(function, set()).add(name)
-            looped |= {name} if loops else set()
+        within, outer, shaped = pending.pop()
+        for name, caller, given in _calls(outer, shaped):
             definition, before = library.get(name), known.get(name)
             if definition is None or len(definition.signature.input_arg) != len(given):
                 continue
@@ -109,30 +96,18 @@ def bodies(captured: Captured, graph: tf.Graph) -> list[Body]:
                 inside = None
             if inner is not None and inside is not None:
                 found[name] = Body(name, first, inner, inside)
-                pending.append((name, f"{first}/", inner, inside))
-    inside_loops = _reaching(looped, called)
-    return [replace(body, in_loop=body.name in inside_loops) for body in found.values()]
+                pending.append((f"{first}/", inner, inside))
+    return list(found.values())
 
 
-def _reaching(roots: Collection[str], called: Mapping[str, Collection[str]]) -> set[str]:
-    """Names of the functions `roots`, and of those that these call."""
-    found, pending = set[str](), list(roots)
-    while pending:
-        if (name := pending.pop()) not in found:
-            found.add(name)
-            pending += called.get(name, ())
-    return found
-
-
-def _calls(captured: Captured, graph: tf.Graph) -> Iterator[tuple[str, str, tuple[_Argument, ...], bool]]:
-    """For each call of a function its name, that of the caller, what it is given, and whether a loop calls it."""
+def _calls(captured: Captured, graph: tf.Graph) -> Iterator[tuple[str, str, tuple[_Argument, ...]]]:
+    """For each call of a function its name, that of the caller, and what it is given."""
     for node in captured.graph_def.node:
         if node.op not in BODIES or is_compiled(node):
             continue
         op = graph.get_operation_by_name(node.name)
-        loops = node.op in LOOPS
         given = op.inputs[1:] if node.op.endswith(("If", "Case")) else op.inputs
-        returned: Sequence[tf.Tensor | None] = op.outputs if loops else [None] * len(given)
+        returned: Sequence[tf.Tensor | None] = op.outputs if node.op in LOOPS else [None] * len(given)
         if len(returned) != len(given):
             continue
         arguments = tuple(map(_Argument.of, given, returned))
@@ -140,7 +115,7 @@ def _calls(captured: Captured, graph: tf.Graph) -> Iterator[tuple[str, str, tupl
             called = functions_in(node.attr[attribute])
             for place, function in enumerate(called):
                 part = _PARTS.get(attribute, attribute) + (str(place) if len(called) > 1 else "")
-                yield function.name, f"{node.name}/{part}".rstrip("/"), arguments, loops
+                yield function.name, f"{node.name}/{part}".rstrip("/"), arguments
 
 
 def _captured(

@@ -86,13 +86,13 @@ class CapturedSource:
         keep = {name for name in map(op_name, self.captured.fetches) if _can_be_fetched(graph, name)}
         return {n for n in keep if not self._asked or n in self._asked or not _copies_a_result(graph, n)}
 
-    def bodies(self, in_loops: bool = False) -> Mapping[str, Source]:
+    def bodies(self) -> Mapping[str, Source]:
         """See `Source`."""
         version = self._version
         if version.captured is not self.captured:
             version = _Version(self.captured, self.captured)
         found = bodies(self.captured, self._shaped(version))
-        return {body.caller: _BodySource(self, body) for body in found if body.in_loop or not in_loops}
+        return {body.caller: _BodySource(self, body) for body in found}
 
     def follow(self, other: Source) -> Mapping[str, str]:
         """See `Source`."""
@@ -148,7 +148,7 @@ class _BodySource(CapturedSource):
         self._given = body.captured
         self.structure = structure_of(body.captured)
 
-    def bodies(self, in_loops: bool = False) -> Mapping[str, Source]:
+    def bodies(self) -> Mapping[str, Source]:
         """None: those of the owner are all."""
         return {}
 

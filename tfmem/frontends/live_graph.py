@@ -203,7 +203,7 @@ class _LiveSource:
     def keep(self, _: Graph) -> set[str]:
         return self._keep
 
-    def bodies(self, in_loops: bool = False) -> Mapping[str, Source]:
+    def bodies(self) -> Mapping[str, Source]:
         return {}  # others may call these functions as well
 
     def edit(

@@ -33,7 +33,7 @@ class Settings:
         label: what users call the step, "resnet50.fit"; "" for the function's name.
         plan: a plan that steps are to run by; None if tfmem makes one.
         surely_fits: the share of the budget up to which an estimate is trusted.
-        loops_alone: whether regions lie in bodies of loops alone.
+        tried: whether ops are stitched although the user did not ask for it: on a CPU, where that is timed.
     """
 
     options: Options
@@ -46,7 +46,7 @@ class Settings:
     label: str = ""
     plan: Plan | None = None
     surely_fits: float = SURELY_FITS
-    loops_alone: bool = False
+    tried: bool = False
 
     @classmethod
     def of(cls, options: Options, target: Target, counts: bool = True, called: bool = False) -> Settings:
@@ -142,20 +142,20 @@ class Settings:
         return runs(PassPhase.AFTER_GRAPPLER, self.passes)
 
     @property
-    def tries_loops(self) -> bool:
-        """Whether bodies of loops are to be stitched where that is timed to be faster: on a CPU, by default.
+    def tries_fusion(self) -> bool:
+        """Whether regions are to be stitched where that is timed to be faster: on a CPU, by default.
 
         The user named no passes and gave no budget, and this process calls the steps, so that they can be timed.
         """
         options = self.options
         timed = self.called and options.observe and options.fusion.tune != "off" and not options.fusion.architectures
         by_default = options.passes is None and self.replaces and not self.stitches
-        return by_default and timed and not self.target.is_gpu and self.budget is None
+        return by_default and timed and not self.target.is_gpu and options.memory_budget is None
 
     @property
     def edits_bodies(self) -> bool:
         """Whether passes may edit functions that a graph calls."""
-        return self.stitches or self.tries_loops
+        return self.stitches or self.tries_fusion
 
     @property
     def rewrites(self) -> bool:
@@ -178,9 +178,9 @@ class Settings:
         passes = tuple(name for name in self.passes if name != "offload")
         return replace(self, passes=passes, budget=None, must_fit=False, plan=None)
 
-    def of_loops(self) -> Self:
-        """The settings by which bodies of loops are stitched, and nothing else is."""
-        return replace(self, passes=(*self.passes, "fusion"), loops_alone=True)
+    def trying_fusion(self) -> Self:
+        """The settings of a step that is stitched by default, where that is timed to be faster."""
+        return replace(self, passes=(*self.passes, "fusion"), tried=True)
 
     def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The settings of steps whose inputs have these shapes, by name."""

@@ -105,9 +105,8 @@ class BeforeRegions:
         settings = self.engine.settings
         if self._source is None:
             source = CapturedSource(self.optimized, settings.feed_shapes)
-            if not settings.loops_alone:
-                self._done = run_passes(PassPhase.AFTER_GRAPPLER, settings.passes, source, before_regions(needs))
-                source.read(functions=False)
+            self._done = run_passes(PassPhase.AFTER_GRAPPLER, settings.passes, source, before_regions(needs))
+            source.read(functions=False)
             self._source = source
         return self._source.fork(), self._done
 
@@ -168,7 +167,7 @@ def stitch(
 ) -> FusionPlan:
     """Edit `source`, and the functions that it calls, by the passes of `AFTER_GRAPPLER`; what these did.
 
-    With `Settings.loops_alone` only functions that loops call are edited. Warns of bugs in tfmem.
+    Warns of bugs in tfmem.
 
     Args:
         source: the graph.
@@ -176,10 +175,9 @@ def stitch(
         needs: of the fusion pass.
         ran: what came of the passes before it on `source` itself; None: they have not run.
     """
-    alone = engine.settings.loops_alone
-    done = FusionPlan() if alone else _stitched(source, engine, needs, ran)
+    done = _stitched(source, engine, needs, ran)
     try:
-        called = source.bodies(in_loops=alone) if engine.settings.stitches else {}
+        called = source.bodies() if engine.settings.stitches else {}
     except Exception as error:  # after any error, functions stay unchanged
         called = {}
         done = done.joined(FusionPlan(kept=(fault("every region of a called function", (), error),)))

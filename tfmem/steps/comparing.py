@@ -65,8 +65,8 @@ def fuse(job: Job, state: Placed) -> Transition[StepState]:
     engine, trace = job.engine, job.trace
     if not engine.settings.stitches:
         decline(engine, trace, "it was not asked to")
-    if _tries_loops(engine, trace, state):
-        engine = engine.under(engine.settings.of_loops())
+    if _tries(engine, trace, state):
+        engine = engine.under(engine.settings.trying_fusion())
     if not engine.settings.stitches:
         if state.report.decision is Decision.FAILED:
             return Transition(Event.FAULT, Failed(**shared(state)))
@@ -78,7 +78,7 @@ def fuse(job: Job, state: Placed) -> Transition[StepState]:
     if not state.unchanged:
         return _beside_moves(job, state, timed and options.fusion.tune == "fast")
     with_xla = bool(trace.jit_compile) and not trace.replacements.matches
-    wanted = options.fusion.xla and not engine.settings.loops_alone
+    wanted = options.fusion.xla and not engine.settings.tried
     xla = may_run(trace, timed, engine.settings.must_fit, wanted)
     fuser, state = Fuser(engine, trace, with_xla, xla), replace(state, function=trace.base)
     if with_xla and (not timed or asks_for_xla(trace.concrete)):
@@ -100,17 +100,19 @@ def fuse(job: Job, state: Placed) -> Transition[StepState]:
     return _planned_by(fuser, state, fuser.plan, timed and options.fusion.tune == "fast")
 
 
-def _tries_loops(engine: Engine, trace: Trace, state: Placed) -> bool:
-    """Whether the bodies of a step's loops are stitched by default, where that is timed to be faster.
+def _tries(engine: Engine, trace: Trace, state: Placed) -> bool:
+    """Whether a step is stitched by default on a CPU, where that is timed to be faster.
 
-    Not where XLA runs the step, where replicas meet in it, or where every run has to give the same bits.
+    Not where replicas meet in it, where every run has to give the same bits, or where XLA, which the user chose, draws
+    random numbers that would be others.
     """
-    if not (engine.settings.tries_loops and state.unchanged) or is_deterministic():
+    if not (engine.settings.tries_fusion and state.unchanged) or is_deterministic():
         return False
-    if state.report.decision is Decision.FAILED or (trace.jit_compile and not trace.replacements.matches):
+    if state.report.decision is Decision.FAILED:
         return False
     try:
-        return trace.loops and not trace.of_replicas
+        with_xla = bool(trace.jit_compile) and not trace.replacements.matches
+        return not trace.of_replicas and not (with_xla and has_floats(trace.given().graph_def))
     except GraphError:  # the step cannot be read, and runs as it is
         return False
 

@@ -27,7 +27,7 @@ from tfmem.steps.random_streams import StepGraphs
 from tfmem.steps.states import Failed, Placed, Settled, StepState, Tuning
 from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Run, noticed
-from tfmem.steps.variants import LOOPS_STITCHED, Before, Found, Later, TimedChoice, Variants
+from tfmem.steps.variants import Before, Found, Later, TimedChoice, Variants
 from tfmem.steps.work import Work
 from tfmem.timing.ab_timing import Times
 from tfmem.timing.choices import choices, key_of
@@ -67,7 +67,7 @@ class Fuser:
         kernels = self.kernels()
         if kernels is not None:
             kernels.begin()
-        given = self.trace.optimized() if self.engine.settings.loops_alone else self.trace.to_stitch()
+        given = self.trace.to_stitch()
         plain = self.trace.optimized()
         go_on()
         if self.mirrored:
@@ -156,7 +156,7 @@ class Fuser:
         """The faster one stays; its kernels may be tuned meanwhile."""
         if variants.before is not None:
             return self._tuned(state, variants, variants.before, times, how, event)
-        timed = TimedChoice(times, how, LOOPS_STITCHED if self.engine.settings.loops_alone else "stitched")
+        timed = TimedChoice(times, how, "stitched")
         transition = (
             self.stitched(state, variants, timed, event) if times.is_faster else self.settled(state, timed, event)
         )

@@ -146,7 +146,7 @@ def key_of(known: Remembered[KnownPlan], given: Captured, engine: Engine, needs:
         "code": code_digest(),
         "captured": [given.feeds, given.fetches, sorted(given.control_fetches), given.creation_order],
         "feed_shapes": sorted((name, list(shape)) for name, shape in settings.feed_shapes.items()),
-        "options": [settings.options.fusion, sorted(settings.passes), settings.stitches, settings.loops_alone],
+        "options": [settings.options.fusion, sorted(settings.passes), settings.stitches],
         "device": [needs.device, needs.home, needs.capabilities is not None],
         "kinds": sorted(kind.name for kind in needs.kinds),
         "callers": [sorted(needs.fed), needs.roots if needs.roots is None else sorted(needs.roots)],

@@ -24,7 +24,6 @@ from graph_passes.passes.recurrent.match import RecurrentPlan
 from graph_passes.refusals import Reason, Refusal
 from graph_passes.report import ORDERED, Report
 from graph_passes.splitting import SplitStep, with_split
-from tfmem.capture.body_source import has_loops
 from tfmem.capture.captured import Captured, every_node, require_feeds
 from tfmem.capture.concrete_function import capture_concrete, input_specs, is_distributed, restore_concrete
 from tfmem.capture.split_loops import with_pieces
@@ -125,11 +124,6 @@ class Trace:
     def given(self) -> Captured:
         """The trace as TensorFlow made it."""
         return capture_concrete(self.concrete) if self.replacements.matches else self._captured_once()
-
-    @property
-    def loops(self) -> bool:
-        """Whether loops are left, once its recurrent layers are replaced."""
-        return has_loops((self._optimized or self._captured_once()).graph_def)
 
     def to_stitch(self) -> Captured:
         """`optimized`, in the layout that suits what is stitched, and without conditions where it is timed.

@@ -17,8 +17,6 @@ from tfmem.steps.trace import Trace
 from tfmem.steps.variable_copies import Run
 from tfmem.timing.ab_timing import Times
 
-LOOPS_STITCHED = "stitched in the bodies of loops"
-
 
 @dataclass(frozen=True)
 class Later:

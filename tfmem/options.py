@@ -46,8 +46,8 @@ class Options:
         passes: the passes to run: "recurrent" replaces recurrent layers by persistent kernels, "fusion" compiles
             elementwise ops, reductions and updates into few kernels, "offload" keeps a step within its memory budget.
             None: all three for a `tf.function` or Keras model on a GPU with `observe=True` and `fusion.tune` other
-            than "off"; otherwise "recurrent" and "offload". On a CPU None also fuses such a step without a budget, where
-            that is timed to be faster.
+            than "off"; otherwise "recurrent" and "offload". On a CPU None also fuses such a step without a budget,
+            where that is timed to be faster.
         offload: options of the offload pass, its policy among them.
         recurrent: options of the recurrent pass, its precision among them.
         fusion: options of the fusion pass: how much is timed before a fused step is used.

@@ -140,6 +140,12 @@ def compiled() -> tuple[Any, tuple[Any, ...]]:
     return drawn, (tf.ones([8, 16]),)
 
 
+def convolved() -> tuple[Any, tuple[Any, ...]]:
+    """A step whose convolution no region holds."""
+    kernel = tf.ones([3, 3, 2, 4])
+    return tf.function(lambda x: tf.nn.softmax(tf.tanh(tf.nn.conv2d(x, kernel, 1, "SAME")))), (tf.ones([2, 8, 8, 2]),)
+
+
 def with_a_loop() -> tuple[Any, tuple[Any, ...]]:
     net = NETS["sinkhorn"]()
     return net.infer, net.inputs
@@ -149,12 +155,13 @@ def with_a_loop() -> tuple[Any, tuple[Any, ...]]:
     ("make", "options"),
     [
         (compiled, {}),
+        (convolved, {}),
         (with_a_loop, {"passes": ("recurrent", "offload")}),
         (with_a_loop, {"observe": False}),
         (with_a_loop, {"fusion": tfmem.FusionOptions(tune="off")}),
         (with_a_loop, {"memory_budget": "1GiB"}),
     ],
-    ids=["XLA", "passes", "unobserved", "untimed", "budget"],
+    ids=["XLA", "convolution", "passes", "unobserved", "untimed", "budget"],
 )
 def test_nothing_changes_elsewhere(make: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """No contest, no thread, and no word in the report: without a budget all is settled from the first call on."""

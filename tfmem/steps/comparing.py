@@ -26,7 +26,10 @@ import tensorflow as tf
 from custom_ops.background import NEXT
 from graph_passes.decision import Decision, FusionWhy
 from graph_passes.errors import GraphError
+from graph_passes.graph.ir import MEMORY_OPS
+from graph_passes.graph.ops import LOOPS
 from graph_passes.report import Report
+from tfmem.capture.captured import every_node
 from tfmem.capture.concrete_function import asks_for_xla, call_traced
 from tfmem.capture.xla_draws import has_floats
 from tfmem.devices import is_deterministic, wait_for_devices
@@ -104,15 +107,21 @@ def _tries(engine: Engine, trace: Trace, state: Placed) -> bool:
     """Whether a step is stitched by default on a CPU, where that is timed to be faster.
 
     Not where replicas meet in it, where every run has to give the same bits, or where XLA, which the user chose, draws
-    random numbers that would be others.
+    random numbers that would be others. Nor where it has convolutions, which no region on a CPU holds: to plan such a
+    step takes long, and of those that were timed none ran faster. Only loops are worth it there.
     """
     if not (engine.settings.tries_fusion and state.unchanged) or is_deterministic():
         return False
     if state.report.decision is Decision.FAILED:
         return False
     try:
-        with_xla = bool(trace.jit_compile) and not trace.replacements.matches
-        return not trace.of_replicas and not (with_xla and has_floats(trace.given().graph_def))
+        graph_def = trace.given().graph_def
+        ops = {node.op for node in every_node(graph_def)}
+        if trace.of_replicas or not ops.isdisjoint(MEMORY_OPS):  # of an earlier plan
+            return False
+        if any("Conv" in op for op in ops) and ops.isdisjoint(LOOPS):
+            return False
+        return not (trace.jit_compile and not trace.replacements.matches and has_floats(graph_def))
     except GraphError:  # the step cannot be read, and runs as it is
         return False
 

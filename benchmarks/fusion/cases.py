@@ -16,7 +16,8 @@ MODELS = ("models/resnet50", "models/bert_base")
 SYSTEMS = ("graph", "auto-jit", "jit_compile", "tfmem", "fusion")
 RECURRENT = ("birnn", "dynrnn")  # the recurrent pass replaces their layers; tests/tf/test_fusion_benchmark.py counts
 OF_XLA = ("auto-jit", "jit_compile")
-OF_TFMEM = ("tfmem", "fusion")
+DEFAULT = "tfmem by default"  # with default options; "tfmem" is with all passes
+OF_TFMEM = ("tfmem", "fusion", DEFAULT)
 COPY = "copy"  # a system beside those: large tensors are held against how fast one is copied
 FLAGS_OF_XLA = ("TF_XLA_FLAGS", "XLA_FLAGS")
 

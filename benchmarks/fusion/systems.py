@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.fusion.cases import OF_TFMEM
+from benchmarks.fusion.cases import DEFAULT, OF_TFMEM
 from benchmarks.fusion.workloads.workload import Workload
 
 
@@ -93,6 +93,10 @@ def function_of(name: str, step: Any) -> Callable[..., Any]:
     """What runs `step`, a `tf.function`."""
     if name == "jit_compile":
         return tf.function(step.python_function, jit_compile=True)
+    if name == DEFAULT:
+        import tfmem
+
+        return tfmem.optimize(step)
     return stitched(step, alone=name == "fusion") if name in OF_TFMEM else step
 
 

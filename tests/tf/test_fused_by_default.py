@@ -238,6 +238,7 @@ def test_a_step_without_loops(found: Times) -> None:
     assert report.fusion_state is (Fusion.STITCHED if found.is_faster else Fusion.LEFT)
     assert report.jit_compile is not Xla.RUNS
     assert len(report.regions) == 1
+    assert report.passes == ("recurrent", "fusion", "offload")
 
 
 @pytest.mark.parametrize("dropped", [0.0, 0.5])

@@ -180,7 +180,7 @@ class Settings:
 
     def trying_fusion(self) -> Self:
         """The settings of a step that is stitched by default, where that is timed to be faster."""
-        return replace(self, passes=(*self.passes, "fusion"), tried=True)
+        return replace(self, passes=("recurrent", "fusion", "offload"), tried=True)
 
     def shaped(self, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The settings of steps whose inputs have these shapes, by name."""

@@ -70,6 +70,7 @@ def fuse(job: Job, state: Placed) -> Transition[StepState]:
         decline(engine, trace, "it was not asked to")
     if _tries(engine, trace, state):
         engine = engine.under(engine.settings.trying_fusion())
+        state = replace(state, report=replace(state.report, passes=engine.settings.passes))
     if not engine.settings.stitches:
         if state.report.decision is Decision.FAILED:
             return Transition(Event.FAULT, Failed(**shared(state)))

@@ -107,6 +107,13 @@ def test_one_cut_forbids_all_patterns_that_close_a_cycle_in_the_same_way():
     assert (choice.rounds, choice.cuts, choice.complete) == (2, 1, True)
 
 
+def test_of_three_patterns_on_a_cycle_two_are_chosen():
+    net = Dependences(((), (0,), (), (2,), (), (4,), (), (), (), ()))  # 0 -> 1, 2 -> 3, 4 -> 5
+    ring = [Candidate((0, 5), 5e-6), Candidate((1, 2), 4e-6), Candidate((3, 4), 3e-6)]
+    beside = [Candidate((6, 7), 3e-6), Candidate((7, 8), 4e-6), Candidate((8, 9), 3e-6)]  # greedy takes the middle one
+    assert choose_patterns([*ring, *beside], net).chosen == (0, 1, 3, 5)
+
+
 def test_equal_problems_are_solved_once():
     steps = 50
     net = Dependences(((),) * (4 * steps))

@@ -156,7 +156,7 @@ class Fuser:
         """The faster one stays; its kernels may be tuned meanwhile."""
         if variants.before is not None:
             return self._tuned(state, variants, variants.before, times, how, event)
-        timed = TimedChoice(times, how, "stitched")
+        timed = TimedChoice(times, how)
         transition = (
             self.stitched(state, variants, timed, event) if times.is_faster else self.settled(state, timed, event)
         )

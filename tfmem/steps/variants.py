@@ -115,17 +115,15 @@ class TimedChoice:
     Attributes:
         times: seconds of both.
         how: how they were found, as text behind them.
-        what: what the faster one might be, as text before them.
     """
 
     times: Times
     how: str
-    what: str = "stitched"
 
     def __str__(self) -> str:
         times = f"{milliseconds(self.times.stitched)} a step against {milliseconds(self.times.given)}{self.how}"
         if self.times.is_faster:
-            return f"{self.what}: {times}"
+            return f"stitched: {times}"
         unclear = self.times.stitched < self.times.given
         noise = f"; times are off by up to {milliseconds(self.times.noise)}" if unclear else ""
-        return f"left unchanged: {self.what} it took {times}{noise}"
+        return f"left unchanged: stitched it took {times}{noise}"

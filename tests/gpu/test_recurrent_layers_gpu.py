@@ -201,6 +201,7 @@ def test_without_a_compiler_the_layer_stays(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setenv("TFMEM_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(nvrtc, "_nvrtc", missing)
+    monkeypatch.setattr(nvrtc, "compiler_version", missing)  # which an earlier test may have asked for
     stays("NVRTC is needed to compile GPU kernels and was not found (no module named cuda): install it")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -184,11 +185,18 @@ def attributes(**other: Any) -> dict[str, Any]:
     return {"T": tf.float32, "padding": "VALID", "strides": [1, 1, 1, 1], "dilations": [1, 1, 1, 1], **other}
 
 
-def one(gpu: FakeGpu, op: str, args: list[Any], made: tuple[int, ...], **given: Any) -> Any:
+def stepped(
+    gpu: FakeGpu, op: str, args: list[Any], made: tuple[int, ...], timed: bool = False, **given: Any
+) -> Callable[..., Any]:
+    """A function of one convolution in a region."""
     types = [TensorType("float32", tuple(each.shape)) for each in args] + [TensorType("float32", made)]
     step: Call = call(op, (0, 1), (2,), **attributes(**given))
     region = Region(2, (), tuple(types), (step,), (2,))
-    return tf.function(lambda *args: gpu.fusion(region, args, (), ()))(*args)[0]
+    return tf.function(lambda *args: gpu.fusion(region, args, (), (), timed))
+
+
+def one(gpu: FakeGpu, op: str, args: list[Any], made: tuple[int, ...], **given: Any) -> Any:
+    return stepped(gpu, op, args, made, **given)(*args)[0]
 
 
 def test_convolutions_run_one_after_the_other(gpu: FakeGpu) -> None:
@@ -230,12 +238,51 @@ def test_channels_first(gpu: FakeGpu) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_algorithms_are_deterministic_and_small(gpu: FakeGpu) -> None:
-    """The first takes too much memory, the second is not deterministic, the third fails when it runs."""
-    before = [gpu.cudnn.fake_cudnn_runs(number) for number in range(5)]
+ENGINES = 6  # too large; not deterministic; rounds to TF32; fails when it runs; two that may be taken
+
+
+def runs(gpu: FakeGpu) -> list[int]:
+    """How often each engine of the fake cuDNN ran."""
+    return [gpu.cudnn.fake_cudnn_runs(number) for number in range(ENGINES)]
+
+
+@pytest.fixture(name="tf32", params=[False, True])
+def fixture_tf32(request: pytest.FixtureRequest) -> Iterator[bool]:
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(request.param)
+    yield request.param
+    tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def test_plans_are_deterministic_and_small_and_round_what_they_may(gpu: FakeGpu, tf32: bool) -> None:
+    before = runs(gpu)
     x, w = given(FORMS["same"], batch=3)
     one(gpu, "Conv2D", [x, w], (3, 5, 5, 4))
-    assert [gpu.cudnn.fake_cudnn_runs(number) - before[number] for number in range(5)] == [0, 0, 0, 2, 0]
+    ran = [now - then for now, then in zip(runs(gpu), before, strict=True)]
+    assert ran == [0, 0, 2 * tf32, 0, 2 * (not tf32), 0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "times", "chosen"),
+    [
+        (5, {2: 1.0, 4: 0.5, 5: 0.2}, 5),
+        (6, {2: 0.5, 4: 0.495, 5: 0.7}, 2),  # a little faster may be noise
+        (7, {2: 0.5, 4: 1.0, 5: 0.1}, 2),  # what comes behind one that is far slower is not tried
+    ],
+)
+def test_the_fastest_of_several_plans_runs(gpu: FakeGpu, batch: int, times: dict[int, float], chosen: int) -> None:
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    for engine, milliseconds in times.items():
+        gpu.cudnn.fake_cudnn_time(engine, ctypes.c_float(milliseconds))
+    x, w = given(FORMS["same"], batch=batch)
+    made = batch, 5, 5, 4
+    close(stepped(gpu, "Conv2D", [x, w], made, timed=True)(x, w), [tf.nn.conv2d(x, w, 1, "VALID")], 1e-4)
+    before = runs(gpu)
+    stepped(gpu, "Conv2D", [x, w], made, timed=True)(x, w)  # the choice is known
+    ran = [now - then for now, then in zip(runs(gpu), before, strict=True)]
+    for engine in times:
+        gpu.cudnn.fake_cudnn_time(engine, ctypes.c_float(0))
+    assert ran == [int(engine == chosen) for engine in range(ENGINES)]
 
 
 @pytest.mark.parametrize("wrong", [(2, 5, 5, 5), (2, 6, 5, 4), (3, 5, 5, 4)])
@@ -257,7 +304,9 @@ def test_constants_that_are_no_input_are_refused(gpu: FakeGpu, name: str) -> Non
         tf.function(lambda *args: gpu.fusion(region, args, (), ()))(x, w)
 
 
-@pytest.mark.parametrize("function", ["cudnnCreateTensorDescriptor", "cudnnSetFilter4dDescriptor", "cudnnSetStream"])
+@pytest.mark.parametrize(
+    "function", ["cudnnCreateTensorDescriptor", "cudnnBackendSetAttribute", "cudnnBackendFinalize", "cudnnSetStream"]
+)
 def test_failures_are_errors_and_leave_nothing(gpu: FakeGpu, function: str) -> None:
     x, w = given(FORMS["same"], batch=4)
     live = gpu.cudnn.fake_live_cudnn()

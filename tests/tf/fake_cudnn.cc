@@ -1,12 +1,15 @@
-// cuDNN without a GPU: plain loops, enqueued on streams of the fake driver. Its algorithms compute
-// the same; one takes more memory than is sensible, one depends on the order of its sums, and one
-// is refused when it is to run. It is as strict as cuDNN about layouts and sizes. What it does
-// first it does with memory that it allocates, so that no capture may be the first to call it.
+// cuDNN without a GPU: plain loops, enqueued on streams of the fake driver. Its engines compute the
+// same; one takes more memory than is sensible, one depends on the order of its sums, one rounds
+// its factors, and one is refused when it is to run. It is as strict as cuDNN about layouts, sizes,
+// types of attributes and the life of descriptors. What it does first it does with memory that it
+// allocates, so that no capture may be the first to call it.
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "fake_cuda.h"
@@ -15,78 +18,208 @@
 
 namespace {
 
-constexpr size_t kWorkspace = 1000;
-constexpr int kAlgorithms = 5;
-// In the order in which it gives them: what they take, and whether they are deterministic.
-constexpr size_t kMemory[kAlgorithms] = {size_t{1} << 40, kWorkspace, kWorkspace, 0, kWorkspace};
-constexpr bool kInOrder[kAlgorithms] = {true, false, true, true, true};
-constexpr int kRefused = 2;
+constexpr int kEngines = 6;
+constexpr int kNoNote = -1, kTensorCores = 0, kNondeterministic = 4;
+// In the order in which it gives them: what they take, and what they do to numbers.
+constexpr int64_t kMemory[kEngines] = {int64_t{1} << 40, 1000, 1000, 1000, 0, 1000};
+constexpr int kNotes[kEngines] = {kNoNote, kNondeterministic, kTensorCores,
+                                  kNoNote, kNoNote,           kNoNote};
+constexpr int kRefused = 3, kOfFallback = 5;
 
-struct Filter {
-  int type = -1;
-  int format = 0;
-  int sizes[4] = {};  // k, c, h, w
-};
 struct Convolution {
-  int pad[2], stride[2], dilation[2];
-  int mode = -1, compute = -1, groups = 1, math = 0;
-};
-struct Algorithm {
-  int number;
-  int status;
-  float milliseconds;
-  size_t workspace_bytes;
-  int determinism;
-  int math;
-  int reserved[3];
+  int64_t pad[2], stride[2], dilation[2];
 };
 struct Handle {
   void* stream = nullptr;
   std::vector<double> memory;  // what a convolution's first kernel leaves for its second one
 };
-struct Asked {
-  int type = 0, math = 0, format = 0;
+
+// Kinds of descriptors, their attributes and types, as in cudnn_graph.h.
+enum Kind { kConvolution = 1, kEngine = 2, kConfig = 3, kHeuristics = 4, kPlan = 5, kForward = 10 };
+enum OtherKind { kOfFilter = 11, kOfInput = 12, kGraph = 15, kPack = 16, kTensor = 17 };
+enum Type { kHandleOf, kDataOf, kInt64 = 3, kFloatOf, kPointer = 6, kMode, kHeuristicsMode };
+enum OtherType { kNote = 11, kPart = 15 };
+
+struct Descriptor {
+  int kind = 0;
+  int engine = -1;
+  bool finalized = false;
+  std::map<int, std::vector<char>> attributes = {};
+
+  template <typename T>
+  std::vector<T> All(int name) const {
+    const auto found = attributes.find(name);
+    if (found == attributes.end()) return {};
+    std::vector<T> values(found->second.size() / sizeof(T));
+    std::memcpy(values.data(), found->second.data(), values.size() * sizeof(T));
+    return values;
+  }
+  template <typename T>
+  T One(int name, T missing = T()) const {
+    const std::vector<T> values = All<T>(name);
+    return values.size() == 1 ? values[0] : missing;
+  }
 };
 
-std::atomic<int> live{0};
-int runs[kAlgorithms] = {};
-float milliseconds[kAlgorithms] = {};
-Asked asked;
-
-Tensor Filters(const Filter& filter) {
-  const int *s = filter.sizes, c = s[1], h = s[2], w = s[3];
-  Tensor made;
-  made.type = filter.type;
-  std::memcpy(made.sizes, s, sizeof made.sizes);
-  const int first[4] = {c * h * w, h * w, w, 1}, last[4] = {h * w * c, 1, w * c, c};
-  std::memcpy(made.strides, filter.format ? last : first, sizeof made.strides);
-  return made;
+// What an attribute is of, and the type of its values.
+const std::map<int, std::pair<int, int>> kAttributes = {
+    {100, {kConvolution, kDataOf}}, {101, {kConvolution, kMode}},
+    {102, {kConvolution, kInt64}},  {103, {kConvolution, kInt64}},
+    {104, {kConvolution, kInt64}},  {105, {kConvolution, kInt64}},
+    {106, {kConvolution, kInt64}},  {200, {kHeuristics, kHeuristicsMode}},
+    {201, {kHeuristics, kPart}},    {400, {kPlan, kHandleOf}},
+    {401, {kPlan, kPart}},          {700, {kForward, kFloatOf}},
+    {701, {kForward, kFloatOf}},    {702, {kForward, kPart}},
+    {703, {kForward, kPart}},       {704, {kForward, kPart}},
+    {705, {kForward, kPart}},       {706, {kOfInput, kFloatOf}},
+    {707, {kOfInput, kFloatOf}},    {708, {kOfInput, kPart}},
+    {709, {kOfInput, kPart}},       {710, {kOfInput, kPart}},
+    {711, {kOfInput, kPart}},       {712, {kOfFilter, kFloatOf}},
+    {713, {kOfFilter, kFloatOf}},   {714, {kOfFilter, kPart}},
+    {715, {kOfFilter, kPart}},      {716, {kOfFilter, kPart}},
+    {717, {kOfFilter, kPart}},      {800, {kGraph, kHandleOf}},
+    {801, {kGraph, kPart}},         {900, {kTensor, kInt64}},
+    {901, {kTensor, kDataOf}},      {902, {kTensor, kInt64}},
+    {903, {kTensor, kInt64}},       {906, {kTensor, kInt64}},
+    {1000, {kPack, kInt64}},        {1001, {kPack, kPointer}},
+    {1003, {kPack, kPointer}},
+};
+size_t Bytes(int type) {
+  return type == kInt64 || type == kHandleOf || type == kPointer || type == kPart ? 8 : 4;
 }
 
-int Check(const Tensor& x, const Filter& w, const Convolution& conv, const Tensor& y) {
-  if (x.type != w.type || x.type != y.type || conv.mode != 1) return kBadParameter;
-  if (conv.compute != kFloat) return kBadParameter;
-  if (!Packed(x) || !Packed(y)) return kUnsupported;
-  if (x.sizes[1] > 1 && x.sizes[2] * x.sizes[3] > 1 && LastIn(x) != (w.format == 1)) {
-    return kUnsupported;
-  }
-  if (x.sizes[0] != y.sizes[0] || y.sizes[1] != w.sizes[0] || w.sizes[0] % conv.groups ||
-      x.sizes[1] != w.sizes[1] * conv.groups) {
+std::atomic<int> live{0};
+std::set<const Descriptor*> descriptors;
+int runs[kEngines] = {};
+float milliseconds[kEngines] = {};
+
+// A convolution, or one of its gradients, read from its operation.
+struct Operation {
+  int which = 0;  // of x, w and y is computed: 0, 1, 2
+  Tensor tensors[3];
+  int64_t numbers[3];
+  Convolution conv;
+  int groups = 1;
+};
+
+int ReadTensor(const Descriptor* given, Tensor* tensor, int64_t* number) {
+  if (!descriptors.count(given) || given->kind != kTensor || !given->finalized) {
     return kBadParameter;
   }
-  for (int i = 0; i < 2; ++i) {
-    const int window = (w.sizes[2 + i] - 1) * conv.dilation[i] + 1;
-    const int room = x.sizes[2 + i] + 2 * conv.pad[i] - window;
-    if (room < 0 || y.sizes[2 + i] != room / conv.stride[i] + 1) return kBadParameter;
+  tensor->type = given->One<int>(901, -1);
+  *number = given->One<int64_t>(906, -1);
+  const std::vector<int64_t> sizes = given->All<int64_t>(902), strides = given->All<int64_t>(903);
+  if (sizes.size() != 4 || strides.size() != 4 || given->One<int64_t>(900) != 16) {
+    return kBadParameter;
   }
-  asked = {x.type, conv.math, w.format};
+  for (int i = 0; i < 4; ++i) {
+    if (sizes[i] <= 0 || strides[i] <= 0) return kBadParameter;
+    tensor->sizes[i] = sizes[i];
+    tensor->strides[i] = strides[i];
+  }
   return 0;
 }
 
+int ReadConvolution(const Descriptor* given, Convolution* conv) {
+  if (!descriptors.count(given) || given->kind != kConvolution || !given->finalized ||
+      given->One<int>(100, -1) != kFloat || given->One<int>(101) != 1 ||
+      given->One<int64_t>(106) != 2 || given->All<int64_t>(104) != given->All<int64_t>(105)) {
+    return kBadParameter;
+  }
+  const auto read = [&](int name, int64_t least, int64_t* to) {
+    const std::vector<int64_t> values = given->All<int64_t>(name);
+    if (values.size() != 2 || values[0] < least || values[1] < least) return false;
+    std::memcpy(to, values.data(), 2 * sizeof *to);
+    return true;
+  };
+  const bool whole =
+      read(105, 0, conv->pad) && read(103, 1, conv->stride) && read(102, 1, conv->dilation);
+  return whole ? 0 : kBadParameter;
+}
+
+int Check(Operation* found) {
+  const Tensor &x = found->tensors[0], &w = found->tensors[1], &y = found->tensors[2];
+  if (x.type != w.type || x.type != y.type) return kBadParameter;
+  if (!Packed(x) || !Packed(y) || !Packed(w)) return kUnsupported;
+  const bool one = w.sizes[1] == 1 || w.sizes[2] * w.sizes[3] == 1;
+  if (x.sizes[1] > 1 && x.sizes[2] * x.sizes[3] > 1 && !one && LastIn(x) != LastIn(w)) {
+    return kUnsupported;
+  }
+  if (x.sizes[1] % w.sizes[1]) return kBadParameter;
+  found->groups = x.sizes[1] / w.sizes[1];
+  if (x.sizes[0] != y.sizes[0] || y.sizes[1] != w.sizes[0] || w.sizes[0] % found->groups) {
+    return kBadParameter;
+  }
+  const Convolution& conv = found->conv;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t window = (w.sizes[2 + i] - 1) * conv.dilation[i] + 1;
+    const int64_t room = x.sizes[2 + i] + 2 * conv.pad[i] - window;
+    if (room < 0 || y.sizes[2 + i] != room / conv.stride[i] + 1) return kBadParameter;
+  }
+  return 0;
+}
+
+int ReadOperation(const Descriptor* given, Operation* found) {
+  if (!descriptors.count(given)) return kBadParameter;
+  const int first = given->kind == kForward ? 700 : given->kind == kOfInput ? 706 : 712;
+  found->which = given->kind == kForward ? 2 : given->kind == kOfInput ? 0 : 1;
+  if (given->One<float>(first) != 1 || given->One<float>(first + 1, 1) != 0) return kBadParameter;
+  if (const int wrong = ReadConvolution(given->One<Descriptor*>(first + 2), &found->conv)) {
+    return wrong;
+  }
+  const int places[3] = {1, 0, 2};  // attributes: w, x, y
+  for (int i = 0; i < 3; ++i) {
+    const int place = places[i];
+    const Descriptor* tensor = given->One<Descriptor*>(first + 3 + i);
+    if (const int wrong = ReadTensor(tensor, &found->tensors[place], &found->numbers[place])) {
+      return wrong;
+    }
+  }
+  return Check(found);
+}
+
+int ReadGraph(const Descriptor* given, Operation* found) {
+  if (!descriptors.count(given) || given->kind != kGraph || !given->finalized ||
+      given->One<Handle*>(800) == nullptr) {
+    return kBadParameter;
+  }
+  return ReadOperation(given->One<Descriptor*>(801), found);
+}
+
+int Finalize(const Descriptor& made) {
+  Tensor tensor;
+  Convolution conv;
+  Operation operation;
+  int64_t number;
+  switch (made.kind) {
+    case kPlan: {
+      const Descriptor* config = made.One<Descriptor*>(401);
+      const bool whole = descriptors.count(config) && config->kind == kConfig;
+      return whole && made.One<Handle*>(400) != nullptr ? 0 : kBadParameter;
+    }
+    case kHeuristics:
+      return ReadGraph(made.One<Descriptor*>(201), &operation);
+    case kGraph:
+      return ReadOperation(made.One<Descriptor*>(801), &operation);
+    case kPack:
+      return made.All<int64_t>(1000).size() == made.All<void*>(1001).size() ? 0 : kBadParameter;
+  }
+  // What these refer to is looked at as if they were finalized.
+  Descriptor whole = made;
+  whole.finalized = true;
+  descriptors.insert(&whole);
+  const int wrong = made.kind == kTensor        ? ReadTensor(&whole, &tensor, &number)
+                    : made.kind == kConvolution ? ReadConvolution(&whole, &conv)
+                                                : ReadOperation(&whole, &operation);
+  descriptors.erase(&whole);
+  return wrong;
+}
+
 // Calls `visit` with the places of each product of x and w that counts for one of y.
-void Visit(const Tensor& x, const Tensor& w, const Convolution& conv, const Tensor& y,
-           const std::function<void(int64_t, int64_t, int64_t)>& visit) {
-  const int depth = w.sizes[1], wide = y.sizes[1] / conv.groups;
+void Visit(const Operation& op, const std::function<void(int64_t, int64_t, int64_t)>& visit) {
+  const Tensor &x = op.tensors[0], &w = op.tensors[1], &y = op.tensors[2];
+  const Convolution& conv = op.conv;
+  const int depth = w.sizes[1], wide = y.sizes[1] / op.groups;
   for (int n = 0; n < y.sizes[0]; ++n)
     for (int k = 0; k < y.sizes[1]; ++k)
       for (int p = 0; p < y.sizes[2]; ++p)
@@ -108,19 +241,16 @@ void Visit(const Tensor& x, const Tensor& w, const Convolution& conv, const Tens
             }
 }
 
-// `which` of x, w and y is computed: 0, 1, 2.
 template <typename T>
-void Compute(int which, const Tensor& x, void* x_at, const Filter& filter, void* w_at,
-             const Convolution& conv, const Tensor& y, void* y_at, std::vector<double>* made) {
-  const Tensor w = Filters(filter);
-  T* const at[3] = {static_cast<T*>(x_at), static_cast<T*>(w_at), static_cast<T*>(y_at)};
-  const Tensor* const given[3] = {&x, &w, &y};
+void Compute(const Operation& op, void* const (&addresses)[3], std::vector<double>* made) {
+  T* at[3];
+  for (int i = 0; i < 3; ++i) at[i] = static_cast<T*>(addresses[i]);
   std::vector<double>& sums = *made;
-  sums.assign(Numbers(*given[which]), 0);
-  Visit(x, w, conv, y, [&](int64_t i, int64_t j, int64_t k) {
+  sums.assign(Numbers(op.tensors[op.which]), 0);
+  Visit(op, [&](int64_t i, int64_t j, int64_t k) {
     const int64_t places[3] = {i, j, k};
-    const int a = which == 0 ? 1 : 0, b = which == 2 ? 1 : 2;
-    sums[places[which]] +=
+    const int a = op.which == 0 ? 1 : 0, b = op.which == 2 ? 1 : 2;
+    sums[places[op.which]] +=
         static_cast<double>(at[a][places[a]]) * static_cast<double>(at[b][places[b]]);
   });
 }
@@ -134,44 +264,21 @@ bool Allocates(void* stream, int kind, int number) {
   return known.insert({kind, number}).second && FakeCaptures(stream);
 }
 
-int Get(int kind, const Tensor* x, const Filter* w, const Convolution* conv, const Tensor* y,
-        int most, int* count, Algorithm* found) {
-  if (const int wrong = Check(*x, *w, *conv, *y)) return wrong;
-  (void)kind;
-  for (*count = 0; *count < kAlgorithms && *count < most; ++*count) {
-    found[*count] = {*count, 0, 1.0f, kMemory[*count], kInOrder[*count], conv->math, {}};
-  }
-  return 0;
-}
-
-int Bytes(const Tensor* x, const Filter* w, const Convolution* conv, const Tensor* y, int algorithm,
-          size_t* bytes) {
-  if (const int wrong = Check(*x, *w, *conv, *y)) return wrong;
-  return *bytes = kMemory[algorithm], 0;
-}
-
-int Run(Handle* handle, int which, const void* alpha, const Tensor* x, const void* x_at,
-        const Filter* w, const void* w_at, const Convolution* conv, int algorithm, void* workspace,
-        size_t bytes, const void* beta, const Tensor* y, const void* y_at) {
-  if (const int wrong = Check(*x, *w, *conv, *y)) return wrong;
-  if (!IsOne(alpha) || !IsZero(beta)) return kBadParameter;
-  if (algorithm == kRefused || bytes < kMemory[algorithm]) return kUnsupported;
-  for (const void* address : {x_at, w_at, y_at}) {
+int Run(Handle* handle, const Operation& op, int engine, void* const (&at)[3], void* workspace) {
+  if (engine == kRefused) return kUnsupported;
+  for (const void* address : at) {
     if (reinterpret_cast<uintptr_t>(address) % 16) return kBadParameter;
   }
-  if (Allocates(handle->stream, which, algorithm)) return kAllocationFailed;
-  ++runs[algorithm];
-  FakeLaunch(handle->stream, [=, x = *x, w = *w, conv = *conv, y = *y] {
-    if (bytes) std::memset(workspace, 0xff, bytes);
-    OfType(x.type, [&](auto type) {
-      Compute<decltype(type)>(which, x, const_cast<void*>(x_at), w, const_cast<void*>(w_at), conv,
-                              y, const_cast<void*>(y_at), &handle->memory);
-    });
+  if (Allocates(handle->stream, op.which, engine)) return kAllocationFailed;
+  ++runs[engine];
+  const int type = op.tensors[0].type;
+  FakeLaunch(handle->stream, [=, x = at[0], w = at[1], y = at[2]] {
+    if (kMemory[engine]) std::memset(workspace, 0xff, kMemory[engine]);
+    OfType(type, [&](auto of) { Compute<decltype(of)>(op, {x, w, y}, &handle->memory); });
   });
-  void* const made = const_cast<void*>(which == 0 ? x_at : which == 1 ? w_at : y_at);
-  FakeLaunch(handle->stream, [=, type = x->type] {
+  FakeLaunch(handle->stream, [=, made = at[op.which]] {
     OfType(type, [&](auto of) { Store<decltype(of)>(handle->memory, made); });
-    FakeSpend(milliseconds[algorithm]);
+    FakeSpend(milliseconds[engine]);
   });
   return 0;
 }
@@ -187,13 +294,8 @@ bool Loads(void* stream, bool gradient) { return Allocates(stream, 3 + gradient,
 extern "C" {
 
 int fake_live_cudnn(void) { return live; }
-void fake_cudnn_time(int algorithm, float taken) { milliseconds[algorithm] = taken; }
-int fake_cudnn_runs(int algorithm) { return runs[algorithm]; }
-// Of the last convolution: its type, how it may multiply, and its filter's format.
-void fake_cudnn_asked(int* found) {
-  const int values[] = {asked.type, asked.math, asked.format};
-  std::memcpy(found, values, sizeof values);
-}
+void fake_cudnn_time(int engine, float taken) { milliseconds[engine] = taken; }
+int fake_cudnn_runs(int engine) { return runs[engine]; }
 
 int cudnnCreate(Handle** handle) {
   MAY_FAIL(cudnnCreate);
@@ -218,89 +320,82 @@ int cudnnSetTensor4dDescriptorEx(Tensor* tensor, int type, int n, int c, int h, 
   }
   return 0;
 }
-int cudnnCreateFilterDescriptor(Filter** filter) {
-  MAY_FAIL(cudnnCreateFilterDescriptor);
-  return ++live, *filter = new Filter, 0;
+int cudnnBackendCreateDescriptor(int kind, Descriptor** descriptor) {
+  MAY_FAIL(cudnnBackendCreateDescriptor);
+  *descriptor = new Descriptor{kind};
+  descriptors.insert(*descriptor);
+  return ++live, 0;
 }
-int cudnnDestroyFilterDescriptor(Filter* filter) { return --live, delete filter, 0; }
-int cudnnSetFilter4dDescriptor(Filter* filter, int type, int format, int k, int c, int h, int w) {
-  MAY_FAIL(cudnnSetFilter4dDescriptor);
-  *filter = {type, format, {k, c, h, w}};
-  for (int size : filter->sizes) {
-    if (size <= 0) return kBadParameter;
+int cudnnBackendDestroyDescriptor(Descriptor* descriptor) {
+  descriptors.erase(descriptor);
+  return --live, delete descriptor, 0;
+}
+int cudnnBackendSetAttribute(Descriptor* descriptor, int name, int type, int64_t count,
+                             const void* values) {
+  MAY_FAIL(cudnnBackendSetAttribute);
+  const auto known = kAttributes.find(name);
+  if (descriptor->finalized || known == kAttributes.end() ||
+      known->second != std::make_pair(descriptor->kind, type)) {
+    return kBadParameter;
   }
+  const char* const bytes = static_cast<const char*>(values);
+  descriptor->attributes[name].assign(bytes, bytes + count * Bytes(type));
   return 0;
 }
-int cudnnCreateConvolutionDescriptor(Convolution** convolution) {
-  MAY_FAIL(cudnnCreateConvolutionDescriptor);
-  return ++live, *convolution = new Convolution, 0;
+int cudnnBackendFinalize(Descriptor* descriptor) {
+  MAY_FAIL(cudnnBackendFinalize);
+  if (descriptor->finalized) return kBadParameter;
+  if (const int wrong = Finalize(*descriptor)) return wrong;
+  return descriptor->finalized = true, 0;
 }
-int cudnnDestroyConvolutionDescriptor(Convolution* convolution) {
-  return --live, delete convolution, 0;
+int cudnnBackendGetAttribute(Descriptor* descriptor, int name, int type, int64_t most,
+                             int64_t* count, void* values) {
+  MAY_FAIL(cudnnBackendGetAttribute);
+  Descriptor** const parts = static_cast<Descriptor**>(values);
+  if (descriptor->kind == kHeuristics && name == 202 && type == kPart && descriptor->finalized) {
+    const bool last = descriptor->One<int>(200) == 2;
+    *count = last ? 1 : kOfFallback;
+    for (int i = 0; i < *count && i < most; ++i) {
+      if (parts[i]->kind != kConfig) return kBadParameter;
+      parts[i]->engine = last ? kOfFallback : i;
+      parts[i]->attributes[201] = descriptor->attributes.at(201);
+    }
+    return 0;
+  }
+  if (descriptor->kind == kConfig && name == 300 && type == kPart && descriptor->engine >= 0) {
+    if (most != 1 || parts[0]->kind != kEngine) return kBadParameter;
+    return parts[0]->engine = descriptor->engine, *count = 1, 0;
+  }
+  if (descriptor->kind == kEngine && name == 1303 && type == kNote && descriptor->engine >= 0) {
+    *count = kNotes[descriptor->engine] != kNoNote;
+    if (*count && most) *static_cast<int*>(values) = kNotes[descriptor->engine];
+    return 0;
+  }
+  if (descriptor->kind == kPlan && name == 402 && type == kInt64 && descriptor->finalized) {
+    *static_cast<int64_t*>(values) = kMemory[descriptor->One<Descriptor*>(401)->engine];
+    return *count = 1, 0;
+  }
+  return kBadParameter;
 }
-int cudnnSetConvolution2dDescriptor(Convolution* convolution, int ph, int pw, int sh, int sw,
-                                    int dh, int dw, int mode, int compute) {
-  MAY_FAIL(cudnnSetConvolution2dDescriptor);
-  if (ph < 0 || pw < 0 || sh < 1 || sw < 1 || dh < 1 || dw < 1) return kBadParameter;
-  *convolution = {{ph, pw}, {sh, sw}, {dh, dw}, mode, compute};
-  return 0;
-}
-int cudnnSetConvolutionGroupCount(Convolution* convolution, int groups) {
-  MAY_FAIL(cudnnSetConvolutionGroupCount);
-  return convolution->groups = groups, 0;
-}
-int cudnnSetConvolutionMathType(Convolution* convolution, int math) {
-  MAY_FAIL(cudnnSetConvolutionMathType);
-  return convolution->math = math, 0;
-}
-int cudnnGetConvolutionForwardAlgorithm_v7(Handle*, Tensor* x, Filter* w, Convolution* conv,
-                                           Tensor* y, int most, int* count, Algorithm* found) {
-  MAY_FAIL(cudnnGetConvolutionForwardAlgorithm_v7);
-  return Get(2, x, w, conv, y, most, count, found);
-}
-int cudnnGetConvolutionBackwardDataAlgorithm_v7(Handle*, Filter* w, Tensor* y, Convolution* conv,
-                                                Tensor* x, int most, int* count, Algorithm* found) {
-  MAY_FAIL(cudnnGetConvolutionBackwardDataAlgorithm_v7);
-  return Get(0, x, w, conv, y, most, count, found);
-}
-int cudnnGetConvolutionBackwardFilterAlgorithm_v7(Handle*, Tensor* x, Tensor* y, Convolution* conv,
-                                                  Filter* w, int most, int* count,
-                                                  Algorithm* found) {
-  MAY_FAIL(cudnnGetConvolutionBackwardFilterAlgorithm_v7);
-  return Get(1, x, w, conv, y, most, count, found);
-}
-int cudnnGetConvolutionForwardWorkspaceSize(Handle*, Tensor* x, Filter* w, Convolution* conv,
-                                            Tensor* y, int algorithm, size_t* bytes) {
-  return Bytes(x, w, conv, y, algorithm, bytes);
-}
-int cudnnGetConvolutionBackwardDataWorkspaceSize(Handle*, Filter* w, Tensor* y, Convolution* conv,
-                                                 Tensor* x, int algorithm, size_t* bytes) {
-  return Bytes(x, w, conv, y, algorithm, bytes);
-}
-int cudnnGetConvolutionBackwardFilterWorkspaceSize(Handle*, Tensor* x, Tensor* y, Convolution* conv,
-                                                   Filter* w, int algorithm, size_t* bytes) {
-  return Bytes(x, w, conv, y, algorithm, bytes);
-}
-int cudnnConvolutionForward(Handle* handle, const void* alpha, Tensor* x, const void* x_at,
-                            Filter* w, const void* w_at, Convolution* conv, int algorithm,
-                            void* workspace, size_t bytes, const void* beta, Tensor* y,
-                            void* y_at) {
-  MAY_FAIL(cudnnConvolutionForward);
-  return Run(handle, 2, alpha, x, x_at, w, w_at, conv, algorithm, workspace, bytes, beta, y, y_at);
-}
-int cudnnConvolutionBackwardData(Handle* handle, const void* alpha, Filter* w, const void* w_at,
-                                 Tensor* y, const void* y_at, Convolution* conv, int algorithm,
-                                 void* workspace, size_t bytes, const void* beta, Tensor* x,
-                                 void* x_at) {
-  MAY_FAIL(cudnnConvolutionBackwardData);
-  return Run(handle, 0, alpha, x, x_at, w, w_at, conv, algorithm, workspace, bytes, beta, y, y_at);
-}
-int cudnnConvolutionBackwardFilter(Handle* handle, const void* alpha, Tensor* x, const void* x_at,
-                                   Tensor* y, const void* y_at, Convolution* conv, int algorithm,
-                                   void* workspace, size_t bytes, const void* beta, Filter* w,
-                                   void* w_at) {
-  MAY_FAIL(cudnnConvolutionBackwardFilter);
-  return Run(handle, 1, alpha, x, x_at, w, w_at, conv, algorithm, workspace, bytes, beta, y, y_at);
+int cudnnBackendExecute(Handle* handle, Descriptor* plan, Descriptor* pack) {
+  MAY_FAIL(cudnnBackendExecute);
+  if (!plan->finalized || !pack->finalized || handle != plan->One<Handle*>(400)) {
+    return kBadParameter;
+  }
+  const Descriptor* config = plan->One<Descriptor*>(401);
+  if (!descriptors.count(config)) return kBadParameter;
+  Operation operation;
+  if (const int wrong = ReadGraph(config->One<Descriptor*>(201), &operation)) return wrong;
+  const std::vector<int64_t> numbers = pack->All<int64_t>(1000);
+  const std::vector<void*> addresses = pack->All<void*>(1001);
+  void* at[3] = {};
+  for (int i = 0; i < 3; ++i) {
+    for (size_t j = 0; j < numbers.size(); ++j) {
+      if (numbers[j] == operation.numbers[i]) at[i] = addresses[j];
+    }
+    if (at[i] == nullptr) return kBadParameter;
+  }
+  return Run(handle, operation, config->engine, at, pack->One<void*>(1003));
 }
 int cudnnCreatePoolingDescriptor(Pooling** pooling) {
   MAY_FAIL(cudnnCreatePoolingDescriptor);

@@ -14,10 +14,9 @@ namespace tfmem::cudnn {
 // As in cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h of cuDNN 9.
 using Result = int;
 using Handle = struct HandleRecord*;
-using Tensor = struct TensorRecord*;            // cudnnTensorDescriptor_t
-using Filter = struct FilterRecord*;            // cudnnFilterDescriptor_t
-using Convolution = struct ConvolutionRecord*;  // cudnnConvolutionDescriptor_t
-using Pooling = struct PoolingRecord*;          // cudnnPoolingDescriptor_t
+using Tensor = struct TensorRecord*;          // cudnnTensorDescriptor_t
+using Pooling = struct PoolingRecord*;        // cudnnPoolingDescriptor_t
+using Descriptor = struct DescriptorRecord*;  // cudnnBackendDescriptor_t
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kNotInitialized = 1001;
@@ -25,83 +24,97 @@ inline constexpr Result kHostAllocationFailed = 4003;
 inline constexpr Result kDeviceAllocationFailed = 4004;
 
 enum Type : int { kFloat = 0, kDouble = 1, kHalf = 2, kBfloat16 = 9 };
-enum Format : int { kChannelsFirst = 0, kChannelsLast = 1 };
-enum Mode : int { kCrossCorrelation = 1 };
-// `kDefaultMath` rounds factors of float32 to TensorFloat-32, `kFmaMath` does not.
-enum Math : int { kDefaultMath = 0, kTensorOpMath = 1, kFmaMath = 3 };
-enum Determinism : int { kDeterministic = 1 };
 enum PoolingMode : int { kAverageOfImage = 2, kDeterministicMax = 3 };  // without what is padded
 enum NanPropagation : int { kSkipNan = 0, kPropagateNan = 1 };
 
-// An algorithm and what it takes, as cudnnConvolution*AlgoPerf_t has it.
-struct Algorithm {
-  int number;
-  Result status;
-  float milliseconds;
-  size_t workspace_bytes;
-  int determinism;
-  int math;
-  int reserved[3];
+// Of the graph API: what a descriptor is of, what its attributes are called, what they are.
+enum Kind : int {
+  kConvolution = 1,
+  kEngine = 2,
+  kEngineConfig = 3,
+  kHeuristics = 4,
+  kExecutionPlan = 5,
+  kForwardConvolution = 10,
+  kFilterGradient = 11,
+  kInputGradient = 12,
+  kOperationGraph = 15,
+  kVariantPack = 16,
+  kTensor = 17,
 };
+enum Attribute : int {
+  kConvolutionCompute = 100,
+  kConvolutionMode = 101,
+  kConvolutionDilations = 102,
+  kConvolutionStrides = 103,
+  kConvolutionPostPaddings = 104,
+  kConvolutionPrePaddings = 105,
+  kConvolutionDimensions = 106,
+  kHeuristicsMode = 200,
+  kHeuristicsGraph = 201,
+  kHeuristicsResults = 202,
+  kConfigEngine = 300,
+  kPlanHandle = 400,
+  kPlanConfig = 401,
+  kPlanWorkspace = 402,
+  kForwardAlpha = 700,        // then beta, the convolution, w, x, y
+  kInputGradientAlpha = 706,  // then beta, the convolution, w, the gradients of x and y
+  kFilterGradientAlpha =
+      712,  // then beta, the convolution, the gradient of w, x, the gradient of y
+  kGraphHandle = 800,
+  kGraphOperations = 801,
+  kTensorAlignment = 900,
+  kTensorType = 901,
+  kTensorSizes = 902,
+  kTensorStrides = 903,
+  kTensorNumber = 906,
+  kPackNumbers = 1000,
+  kPackPointers = 1001,
+  kPackWorkspace = 1003,
+  kEngineNotes = 1303,
+};
+enum AttributeType : int {
+  kHandleType = 0,
+  kDataType = 1,
+  kInt64Type = 3,
+  kFloatType = 4,
+  kDoubleType = 5,
+  kPointerType = 6,
+  kModeType = 7,
+  kHeuristicsModeType = 8,
+  kNoteType = 11,
+  kDescriptorType = 15,
+};
+enum Mode : int { kCrossCorrelation = 1 };
+enum HeuristicsMode : int { kFallback = 2, kMostAccurate = 3 };
+// What an engine does to numbers.
+enum Note : int { kTensorCores = 0, kRoundsInputs = 1, kRoundsSums = 2, kNondeterministic = 4 };
 
 // X(name, arguments): `name` is both the field and the symbol.
-#define TFMEM_CUDNN_FUNCTIONS(X)                                                                   \
-  X(cudnnCreate, (Handle * handle))                                                                \
-  X(cudnnSetStream, (Handle handle, cuda::Stream stream))                                          \
-  X(cudnnCreateTensorDescriptor, (Tensor * tensor))                                                \
-  X(cudnnDestroyTensorDescriptor, (Tensor tensor))                                                 \
-  X(cudnnSetTensor4dDescriptorEx, (Tensor tensor, int type, int n, int c, int h, int w,            \
-                                   int n_stride, int c_stride, int h_stride, int w_stride))        \
-  X(cudnnCreateFilterDescriptor, (Filter * filter))                                                \
-  X(cudnnDestroyFilterDescriptor, (Filter filter))                                                 \
-  X(cudnnSetFilter4dDescriptor, (Filter filter, int type, int format, int k, int c, int h, int w)) \
-  X(cudnnCreateConvolutionDescriptor, (Convolution * convolution))                                 \
-  X(cudnnDestroyConvolutionDescriptor, (Convolution convolution))                                  \
-  X(cudnnSetConvolution2dDescriptor,                                                               \
-    (Convolution convolution, int pad_h, int pad_w, int stride_h, int stride_w, int dilation_h,    \
-     int dilation_w, int mode, int compute))                                                       \
-  X(cudnnSetConvolutionGroupCount, (Convolution convolution, int groups))                          \
-  X(cudnnSetConvolutionMathType, (Convolution convolution, int math))                              \
-  X(cudnnGetConvolutionForwardAlgorithm_v7,                                                        \
-    (Handle handle, Tensor x, Filter w, Convolution convolution, Tensor y, int most, int* count,   \
-     Algorithm* found))                                                                            \
-  X(cudnnGetConvolutionBackwardDataAlgorithm_v7,                                                   \
-    (Handle handle, Filter w, Tensor y, Convolution convolution, Tensor x, int most, int* count,   \
-     Algorithm* found))                                                                            \
-  X(cudnnGetConvolutionBackwardFilterAlgorithm_v7,                                                 \
-    (Handle handle, Tensor x, Tensor y, Convolution convolution, Filter w, int most, int* count,   \
-     Algorithm* found))                                                                            \
-  X(cudnnGetConvolutionForwardWorkspaceSize,                                                       \
-    (Handle handle, Tensor x, Filter w, Convolution convolution, Tensor y, int algorithm,          \
-     size_t* bytes))                                                                               \
-  X(cudnnGetConvolutionBackwardDataWorkspaceSize,                                                  \
-    (Handle handle, Filter w, Tensor y, Convolution convolution, Tensor x, int algorithm,          \
-     size_t* bytes))                                                                               \
-  X(cudnnGetConvolutionBackwardFilterWorkspaceSize,                                                \
-    (Handle handle, Tensor x, Tensor y, Convolution convolution, Filter w, int algorithm,          \
-     size_t* bytes))                                                                               \
-  X(cudnnConvolutionForward,                                                                       \
-    (Handle handle, const void* alpha, Tensor x, const void* x_at, Filter w, const void* w_at,     \
-     Convolution convolution, int algorithm, void* workspace, size_t bytes, const void* beta,      \
-     Tensor y, void* y_at))                                                                        \
-  X(cudnnConvolutionBackwardData,                                                                  \
-    (Handle handle, const void* alpha, Filter w, const void* w_at, Tensor y, const void* y_at,     \
-     Convolution convolution, int algorithm, void* workspace, size_t bytes, const void* beta,      \
-     Tensor x, void* x_at))                                                                        \
-  X(cudnnConvolutionBackwardFilter,                                                                \
-    (Handle handle, const void* alpha, Tensor x, const void* x_at, Tensor y, const void* y_at,     \
-     Convolution convolution, int algorithm, void* workspace, size_t bytes, const void* beta,      \
-     Filter w, void* w_at))                                                                        \
-  X(cudnnCreatePoolingDescriptor, (Pooling * pooling))                                             \
-  X(cudnnDestroyPoolingDescriptor, (Pooling pooling))                                              \
-  X(cudnnSetPooling2dDescriptor, (Pooling pooling, int mode, int nan, int window_h, int window_w,  \
-                                  int pad_h, int pad_w, int stride_h, int stride_w))               \
-  X(cudnnPoolingForward, (Handle handle, Pooling pooling, const void* alpha, Tensor x,             \
-                          const void* x_at, const void* beta, Tensor y, void* y_at))               \
-  X(cudnnPoolingBackward,                                                                          \
-    (Handle handle, Pooling pooling, const void* alpha, Tensor y, const void* y_at, Tensor dy,     \
-     const void* dy_at, Tensor x, const void* x_at, const void* beta, Tensor dx, void* dx_at))     \
-  X(cudnnTransformTensor, (Handle handle, const void* alpha, Tensor from, const void* from_at,     \
+#define TFMEM_CUDNN_FUNCTIONS(X)                                                                  \
+  X(cudnnCreate, (Handle * handle))                                                               \
+  X(cudnnSetStream, (Handle handle, cuda::Stream stream))                                         \
+  X(cudnnCreateTensorDescriptor, (Tensor * tensor))                                               \
+  X(cudnnDestroyTensorDescriptor, (Tensor tensor))                                                \
+  X(cudnnSetTensor4dDescriptorEx, (Tensor tensor, int type, int n, int c, int h, int w,           \
+                                   int n_stride, int c_stride, int h_stride, int w_stride))       \
+  X(cudnnBackendCreateDescriptor, (int kind, Descriptor* descriptor))                             \
+  X(cudnnBackendDestroyDescriptor, (Descriptor descriptor))                                       \
+  X(cudnnBackendFinalize, (Descriptor descriptor))                                                \
+  X(cudnnBackendSetAttribute,                                                                     \
+    (Descriptor descriptor, int attribute, int type, int64_t count, const void* values))          \
+  X(cudnnBackendGetAttribute,                                                                     \
+    (Descriptor descriptor, int attribute, int type, int64_t most, int64_t* count, void* values)) \
+  X(cudnnBackendExecute, (Handle handle, Descriptor plan, Descriptor pack))                       \
+  X(cudnnCreatePoolingDescriptor, (Pooling * pooling))                                            \
+  X(cudnnDestroyPoolingDescriptor, (Pooling pooling))                                             \
+  X(cudnnSetPooling2dDescriptor, (Pooling pooling, int mode, int nan, int window_h, int window_w, \
+                                  int pad_h, int pad_w, int stride_h, int stride_w))              \
+  X(cudnnPoolingForward, (Handle handle, Pooling pooling, const void* alpha, Tensor x,            \
+                          const void* x_at, const void* beta, Tensor y, void* y_at))              \
+  X(cudnnPoolingBackward,                                                                         \
+    (Handle handle, Pooling pooling, const void* alpha, Tensor y, const void* y_at, Tensor dy,    \
+     const void* dy_at, Tensor x, const void* x_at, const void* beta, Tensor dx, void* dx_at))    \
+  X(cudnnTransformTensor, (Handle handle, const void* alpha, Tensor from, const void* from_at,    \
                            const void* beta, Tensor to, void* to_at))
 
 struct Library {

@@ -27,7 +27,7 @@ enum Type : int { kFloat = 0, kDouble = 1, kHalf = 2, kBfloat16 = 9 };
 enum PoolingMode : int { kAverageOfImage = 2, kDeterministicMax = 3 };  // without what is padded
 enum NanPropagation : int { kSkipNan = 0, kPropagateNan = 1 };
 
-// Of the graph API: what a descriptor is of, what its attributes are called, what they are.
+// Descriptors of the graph API, names of their attributes, and types of these.
 enum Kind : int {
   kConvolution = 1,
   kEngine = 2,

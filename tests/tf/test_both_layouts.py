@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 import tfmem
+from graph_passes.analysis.cost.device_costs import load
 from tfmem.api import make_engine
+from tfmem.devices import Target
+from tfmem.steps import planning
 from tfmem.steps import trace as traces
 from tfmem.steps.after_grappler import grappled
+from tfmem.steps.job import Job
+from tfmem.steps.known_profiles import BatchProfiles
 
 
 @pytest.fixture(name="trace")
@@ -45,6 +51,41 @@ def test_what_is_known_is_not_made_again(trace: traces.Trace, monkeypatch: pytes
     monkeypatch.setattr(traces, "grappled", after(lambda: {}[168]))
     assert trace.to_stitch() is plain
     assert trace.optimized() is plain
+
+
+@pytest.fixture(name="made")
+def fixture_made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Grappler made in the other layout."""
+    found: list[Any] = []
+
+    def other(captured: Any, engine: Any) -> Any:
+        found.append(grappled(captured, engine))
+        return found[-1]
+
+    monkeypatch.setattr(traces, "grappled_to_stitch", other)
+    return found
+
+
+def test_what_was_begun_is_made_once(trace: traces.Trace, made: list[Any]) -> None:
+    trace.begin_to_stitch().wait()
+    assert trace.to_stitch() is made[0]
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("passes", [("recurrent", "fusion"), ("recurrent",), ("fusion",)])
+def test_planning_begins_the_other_layout(
+    passes: tuple[tfmem.options.PassName, ...], trace: traces.Trace, made: list[Any]
+) -> None:
+    """On a GPU, where regions come next and the trace was read for its recurrent layers."""
+    engine = make_engine(tfmem.Options(cache_directory=""))
+    target = Target("/device:GPU:0", "NVIDIA H200", 1 << 30, load("h200"))
+    engine = engine.under(replace(engine.settings, target=target, passes=passes, budget=None))
+    trace = traces.Trace(trace.concrete, engine)
+    planning.start(Job(engine, trace, BatchProfiles(), None, 0))
+    begun = len(passes) == 2
+    if begun:
+        trace.begin_to_stitch().wait()
+    assert len(made) == begun
 
 
 @pytest.mark.parametrize("name", ["grappled", "grappled_to_stitch"])

@@ -91,6 +91,9 @@ def start(job: Job) -> Transition[StepState]:
         AlreadyOptimizedError, SpillDirectoryError: see there.
     """
     state = _with_layers(job)
+    settings = job.engine.settings
+    if settings.stitches and settings.replaces and settings.target.is_gpu:
+        job.trace.begin_to_stitch()  # regions come next, and the trace has been read
     if job.budget is None:
         _require_used(job.engine)
         return job.told(left(job, state))

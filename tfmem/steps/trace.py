@@ -79,6 +79,7 @@ class Trace:
         self._shapes = engine.settings.feed_shapes
         self._source: Captured | None = None
         self._optimized: Captured | None = None
+        self._to_stitch: Work[Captured | None] | None = None
         self._in_pieces = False  # whether planning has edited `_optimized`: pieces of the batch, or of loops' lists
         self._draws = draws
         self._read: ReadStep | None = None
@@ -128,20 +129,28 @@ class Trace:
     def to_stitch(self) -> Captured:
         """`optimized`, in the layout that suits what is stitched, and without conditions where it is timed.
 
-        Where that is another layout, Grappler makes both side by side: it runs outside of Python's lock.
-
         Raises what `optimized` raises.
         """
-        source, other = self._captured_once(), None
-        beside: Work[Captured] = Work(self.optimized, "tfmem grappler", pause=0)
-        if self._optimized is None:
-            beside.begin()
-        if not self._in_pieces:  # Grappler would start from the whole batch and whole loops again
-            other = grappled_to_stitch(source, self._engine)
-        if self._optimized is None:
-            beside.wait()
+        if self._in_pieces:  # Grappler would start from the whole batch and whole loops again
+            return without_conditions(self.optimized(), self._engine)
+        self._captured_once()
+        beside = self.begin_to_stitch()
         plain = self.optimized()
+        beside.wait()
+        if beside.error is not None:
+            raise beside.error
+        other, self._to_stitch = beside.result, None
         return without_conditions(other or plain, self._engine)
+
+    def begin_to_stitch(self) -> Work[Captured | None]:
+        """Let a thread make what `to_stitch` needs in another layout: Grappler runs outside of Python's lock."""
+        if self._to_stitch is None:
+            self._to_stitch = Work(self._in_other_layout, "tfmem grappler", pause=0)
+            self._to_stitch.begin()
+        return self._to_stitch
+
+    def _in_other_layout(self) -> Captured | None:
+        return grappled_to_stitch(self._captured_once(), self._engine)
 
     def variant(self, captured: Captured, engine: Engine, rehearsed: bool = False) -> Trace:
         """A trace of the same function, which continues the random streams of this one.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -262,27 +263,51 @@ def test_plans_are_deterministic_and_small_and_round_what_they_may(gpu: FakeGpu,
     assert ran == [0, 0, 2 * tf32, 0, 2 * (not tf32), 0]
 
 
-@pytest.mark.parametrize(
-    ("batch", "times", "chosen"),
-    [
-        (5, {2: 1.0, 4: 0.5, 5: 0.2}, 5),
-        (6, {2: 0.5, 4: 0.495, 5: 0.7}, 2),  # a little faster may be noise
-        (7, {2: 0.5, 4: 1.0, 5: 0.1}, 2),  # what comes behind one that is far slower is not tried
-    ],
-)
-def test_the_fastest_of_several_plans_runs(gpu: FakeGpu, batch: int, times: dict[int, float], chosen: int) -> None:
+@contextmanager
+def taking(gpu: FakeGpu, times: Mapping[int, float]) -> Iterator[None]:
+    """A block in which convolutions by these engines take so many milliseconds, and may be by TF32."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(True)
     for engine, milliseconds in times.items():
         gpu.cudnn.fake_cudnn_time(engine, ctypes.c_float(milliseconds))
-    x, w = given(FORMS["same"], batch=batch)
-    made = batch, 5, 5, 4
-    close(stepped(gpu, "Conv2D", [x, w], made, timed=True)(x, w), [tf.nn.conv2d(x, w, 1, "VALID")], 1e-4)
-    before = runs(gpu)
-    stepped(gpu, "Conv2D", [x, w], made, timed=True)(x, w)  # the choice is known
-    ran = [now - then for now, then in zip(runs(gpu), before, strict=True)]
+    yield
     for engine in times:
         gpu.cudnn.fake_cudnn_time(engine, ctypes.c_float(0))
-    assert ran == [int(engine == chosen) for engine in range(ENGINES)]
+    tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def ran(gpu: FakeGpu, batch: int, width: int) -> list[int]:
+    """How often each engine ran in the first call of a region that times a convolution of such images."""
+    x, w = given(((7, width, 3), FORMS["same"][1]), batch=batch)
+    step = stepped(gpu, "Conv2D", [x, w], (batch, 5, width - 4, 4), timed=True)
+    before = runs(gpu)
+    close(step(x, w), [tf.nn.conv2d(x, w, 1, "VALID")], 1e-4)
+    return [now - then for now, then in zip(runs(gpu), before, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("width", "times", "tried", "chosen"),
+    [
+        (10, {2: 1.0, 4: 0.5, 5: 0.2}, {2, 4, 5}, 5),
+        (11, {2: 0.5, 4: 0.495, 5: 0.7}, {2, 4, 5}, 2),  # a little faster may be noise
+        (12, {2: 0.5, 4: 1.0, 5: 0.1}, {2, 4}, 2),  # what comes behind one that is far slower is not tried
+    ],
+)
+def test_the_fastest_of_several_plans_runs(
+    gpu: FakeGpu, width: int, times: dict[int, float], tried: set[int], chosen: int
+) -> None:
+    with taking(gpu, times):
+        assert {engine for engine, count in enumerate(ran(gpu, 3, width)) if count} == tried
+        assert ran(gpu, 3, width) == [int(engine == chosen) for engine in range(ENGINES)]  # it is known
+
+
+def test_batches_of_other_sizes_take_the_engine_of_the_first(gpu: FakeGpu) -> None:
+    """A last batch that is smaller should not hold up a call until all plans were timed again."""
+    with taking(gpu, {2: 1.0, 4: 0.5, 5: 0.2}):
+        assert ran(gpu, 4, 13)[2]
+    with taking(gpu, {2: 0.1, 4: 0.5, 5: 1.0}):
+        for batch in (1, 3):
+            assert ran(gpu, batch, 13) == [0, 0, 0, 0, 0, 2]  # tried, and captured
 
 
 @pytest.mark.parametrize("wrong", [(2, 5, 5, 5), (2, 6, 5, 4), (3, 5, 5, 4)])

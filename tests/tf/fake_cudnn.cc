@@ -191,6 +191,10 @@ int cudnnBackendGetAttribute(Descriptor* descriptor, int name, int type, int64_t
     if (*count && most) *static_cast<int*>(values) = kNotes[descriptor->engine];
     return 0;
   }
+  if (descriptor->kind == kEngine && name == 1301 && type == kInt64 && descriptor->engine >= 0) {
+    *static_cast<int64_t*>(values) = descriptor->engine;
+    return *count = 1, 0;
+  }
   if (descriptor->kind == kPlan && name == 402 && type == kInt64 && descriptor->finalized) {
     *static_cast<int64_t*>(values) = kMemory[descriptor->One<Descriptor*>(401)->engine];
     return *count = 1, 0;

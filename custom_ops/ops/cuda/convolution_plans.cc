@@ -1,7 +1,6 @@
 #include "custom_ops/ops/cuda/convolution_plans.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "custom_ops/ops/status_macros.h"
@@ -76,6 +75,18 @@ absl::StatusOr<CudnnDescriptor> OperationOf(const cudnn::Library& library,
   return absl::InternalError("no such kind of a convolution");
 }
 
+// Whether an engine computes a form as it may.
+bool Keeps(const CudnnDescriptor& engine, const ConvolutionForm& form) {
+  const absl::StatusOr<std::vector<int>> notes =
+      engine.Values<int>(cudnn::kEngineNotes, cudnn::kNoteType, kMostNotes);
+  if (!notes.ok()) return false;
+  const bool exact = form.type == cudnn::kFloat && !form.tf32;
+  return std::none_of(notes->begin(), notes->end(), [exact](int note) {
+    return note == cudnn::kNondeterministic || note == cudnn::kRoundsSums ||
+           (exact && (note == cudnn::kTensorCores || note == cudnn::kRoundsInputs));
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<ConvolutionPlans> ConvolutionPlans::Make(const cudnn::Library& library,
@@ -119,23 +130,35 @@ void ConvolutionPlans::Add(cudnn::HeuristicsMode mode) {
   absl::StatusOr<std::vector<CudnnDescriptor>> configs =
       heuristics->Parts(cudnn::kHeuristicsResults, cudnn::kEngineConfig, *count);
   if (!configs.ok()) return;
-  std::move(configs->begin(), configs->end(), std::back_inserter(configs_));
+  for (CudnnDescriptor& config : *configs) {
+    const absl::StatusOr<std::vector<CudnnDescriptor>> engine =
+        config.Parts(cudnn::kConfigEngine, cudnn::kEngine, 1);
+    if (!engine.ok() || engine->empty() || !Keeps(engine->front(), form_)) continue;
+    const absl::StatusOr<std::vector<int64_t>> engine_number =
+        engine->front().Values<int64_t>(cudnn::kEngineNumber, cudnn::kInt64Type, 1);
+    const bool known = engine_number.ok() && !engine_number->empty();
+    configs_.emplace_back(known ? engine_number->front() : -1, std::move(config));
+  }
+}
+
+void ConvolutionPlans::Prefer(int64_t engine) {
+  std::stable_partition(configs_.begin(), configs_.end(),
+                        [engine](const auto& each) { return each.first == engine; });
 }
 
 std::shared_ptr<const ConvolutionPlan> ConvolutionPlans::Next(cudnn::Handle handle,
                                                               int64_t most_workspace) {
   while (next_ < configs_.size()) {
-    CudnnDescriptor& config = configs_[next_++];
-    if (!Keeps(config)) continue;
-    absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> plan =
-        PlanOf(handle, std::move(config));  // which says only now that this GPU does not run it
+    auto& [engine, config] = configs_[next_++];
+    absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> plan = PlanOf(
+        handle, engine, std::move(config));  // which says only now that this GPU does not run it
     if (plan.ok() && (*plan)->workspace_bytes() <= most_workspace) return *std::move(plan);
   }
   return nullptr;
 }
 
 absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> ConvolutionPlans::PlanOf(
-    cudnn::Handle handle, CudnnDescriptor config) const {
+    cudnn::Handle handle, int64_t engine, CudnnDescriptor config) const {
   TFMEM_ASSIGN_OR_RETURN(
       CudnnDescriptor plan,
       CudnnDescriptor::Make(*library_, cudnn::kExecutionPlan,
@@ -144,22 +167,8 @@ absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> ConvolutionPlans::PlanOf(
   TFMEM_ASSIGN_OR_RETURN(const std::vector<int64_t> bytes,
                          plan.Values<int64_t>(cudnn::kPlanWorkspace, cudnn::kInt64Type, 1));
   if (bytes.empty()) return absl::InternalError("cuDNN does not say what workspace a plan needs");
-  return std::shared_ptr<const ConvolutionPlan>(
-      new ConvolutionPlan(*library_, graph_, std::move(config), std::move(plan), bytes.front()));
-}
-
-bool ConvolutionPlans::Keeps(const CudnnDescriptor& config) const {
-  const absl::StatusOr<std::vector<CudnnDescriptor>> engine =
-      config.Parts(cudnn::kConfigEngine, cudnn::kEngine, 1);
-  if (!engine.ok() || engine->empty()) return false;
-  const absl::StatusOr<std::vector<int>> notes =
-      engine->front().Values<int>(cudnn::kEngineNotes, cudnn::kNoteType, kMostNotes);
-  if (!notes.ok()) return false;
-  const bool exact = form_.type == cudnn::kFloat && !form_.tf32;
-  return std::none_of(notes->begin(), notes->end(), [exact](int note) {
-    return note == cudnn::kNondeterministic || note == cudnn::kRoundsSums ||
-           (exact && (note == cudnn::kTensorCores || note == cudnn::kRoundsInputs));
-  });
+  return std::shared_ptr<const ConvolutionPlan>(new ConvolutionPlan(
+      *library_, graph_, std::move(config), std::move(plan), bytes.front(), engine));
 }
 
 absl::Status ConvolutionPlan::Run(cudnn::Handle handle, uint64_t x, uint64_t w, uint64_t y,

@@ -47,6 +47,7 @@ struct ConvolutionGraph {
 class ConvolutionPlan {
  public:
   int64_t workspace_bytes() const { return workspace_bytes_; }
+  int64_t engine() const { return engine_; }  // its number, which means the same for all forms
 
   // Runs on the handle's stream; addresses of x, w, y and the workspace.
   absl::Status Run(cudnn::Handle handle, uint64_t x, uint64_t w, uint64_t y,
@@ -55,17 +56,19 @@ class ConvolutionPlan {
  private:
   friend class ConvolutionPlans;
   ConvolutionPlan(const cudnn::Library& library, std::shared_ptr<const ConvolutionGraph> graph,
-                  CudnnDescriptor config, CudnnDescriptor plan, int64_t workspace_bytes)
+                  CudnnDescriptor config, CudnnDescriptor plan, int64_t workspace_bytes,
+                  int64_t engine)
       : library_(library),
         graph_(std::move(graph)),
         config_(std::move(config)),
         plan_(std::move(plan)),
-        workspace_bytes_(workspace_bytes) {}
+        workspace_bytes_(workspace_bytes),
+        engine_(engine) {}
 
   const cudnn::Library& library_;
   const std::shared_ptr<const ConvolutionGraph> graph_;
   const CudnnDescriptor config_, plan_;
-  const int64_t workspace_bytes_;
+  const int64_t workspace_bytes_, engine_;
 };
 
 // The plans for a form, the one first that cuDNN expects to be the fastest. All are deterministic,
@@ -76,6 +79,9 @@ class ConvolutionPlans {
   static absl::StatusOr<ConvolutionPlans> Make(const cudnn::Library& library, cudnn::Handle handle,
                                                const ConvolutionForm& form);
 
+  // Puts the plans of an engine first.
+  void Prefer(int64_t engine);
+
   // The next plan that takes at most so much workspace; null if there is none.
   std::shared_ptr<const ConvolutionPlan> Next(cudnn::Handle handle, int64_t most_workspace);
 
@@ -85,14 +91,13 @@ class ConvolutionPlans {
       : library_(&library), form_(form), graph_(std::move(graph)) {}
   void Add(cudnn::HeuristicsMode mode);
   absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> PlanOf(cudnn::Handle handle,
+                                                                int64_t engine,
                                                                 CudnnDescriptor config) const;
-  // Whether an engine computes as it may.
-  bool Keeps(const CudnnDescriptor& config) const;
 
   const cudnn::Library* library_;
   ConvolutionForm form_;
   std::shared_ptr<const ConvolutionGraph> graph_;
-  std::vector<CudnnDescriptor> configs_;
+  std::vector<std::pair<int64_t, CudnnDescriptor>> configs_;  // numbers of engines
   size_t next_ = 0;
 };
 

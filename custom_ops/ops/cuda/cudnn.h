@@ -70,6 +70,7 @@ enum Attribute : int {
   kPackNumbers = 1000,
   kPackPointers = 1001,
   kPackWorkspace = 1003,
+  kEngineNumber = 1301,
   kEngineNotes = 1303,
 };
 enum AttributeType : int {

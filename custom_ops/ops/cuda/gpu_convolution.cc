@@ -21,19 +21,23 @@ constexpr int kMostTimed = 4;
 constexpr int64_t kMostTrialRuns = 16;
 constexpr float kOneTrialMilliseconds = 0.2;
 constexpr float kTrialNoise = 1.03;
-constexpr float kHopeless = 1.5;  // cuDNN's later plans are seldom faster than such a one
+constexpr float kHopeless = 1.5;  // times the fastest: what comes behind such a plan is not tried
+
+using Key = std::pair<cuda::Context, std::string>;  // of a form
 
 struct ChosenConvolutions {
   std::mutex mutex;
-  std::map<std::pair<cuda::Context, std::string>, std::shared_ptr<const ConvolutionPlan>> plans;
+  std::map<Key, std::shared_ptr<const ConvolutionPlan>> plans;
+  std::map<Key, int64_t> engines;  // of plans that were timed, for batches of any size
 };
 
-std::string KeyOf(const ConvolutionForm& form) {
+// `batch` stands for the form's.
+std::string KeyOf(const ConvolutionForm& form, int64_t batch) {
   const auto pair = [](const std::array<int64_t, 2>& sizes) { return absl::StrJoin(sizes, ","); };
   return absl::StrJoin(
       {absl::StrCat(static_cast<int>(form.kind), ",", form.type, ",", form.tf32, ",",
                     form.channels_last),
-       absl::StrCat(form.batch, ",", form.channels, ",", form.results, ",", form.groups),
+       absl::StrCat(batch, ",", form.channels, ",", form.results, ",", form.groups),
        pair(form.image), pair(form.result), pair(form.filter), pair(form.stride),
        pair(form.dilation), pair(form.pad)},
       ";");
@@ -91,23 +95,30 @@ absl::Status GpuConvolution::Open() {
 absl::Status GpuConvolution::Choose(const GpuTrial& trial, bool timed) {
   ChosenConvolutions& all = ProcessWide<ChosenConvolutions>();
   std::lock_guard<std::mutex> lock(all.mutex);
-  const auto key = std::make_pair(link_->context(), absl::StrCat(KeyOf(form_), ";", timed));
+  const Key key(link_->context(), absl::StrCat(KeyOf(form_, form_.batch), ";", timed));
   std::shared_ptr<const ConvolutionPlan>& known = all.plans[key];
   if (known == nullptr) {
-    TFMEM_ASSIGN_OR_RETURN(known, Fastest(trial, timed));
+    const Key any_batch(link_->context(), KeyOf(form_, 0));
+    const auto engine = all.engines.find(any_batch);
+    const bool alike = timed && engine != all.engines.end();
+    TFMEM_ASSIGN_OR_RETURN(known,
+                           Fastest(trial, timed && !alike,
+                                   alike ? std::optional<int64_t>(engine->second) : std::nullopt));
+    if (timed && !alike) all.engines.emplace(any_batch, known->engine());
   }
   plan_ = known;
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> GpuConvolution::Fastest(
-    const GpuTrial& trial, bool timed) {
+    const GpuTrial& trial, bool timed, std::optional<int64_t> engine) {
   std::optional<ConvolutionPlans> plans;
   TFMEM_RETURN_IF_ERROR(WithHandle([&](cudnn::Handle handle) -> absl::Status {
     TFMEM_ASSIGN_OR_RETURN(ConvolutionPlans made, ConvolutionPlans::Make(library_, handle, form_));
     plans.emplace(std::move(made));
     return absl::OkStatus();
   }));
+  if (engine.has_value()) plans->Prefer(*engine);
   const auto next = [&]() -> absl::Status {
     return WithHandle([&](cudnn::Handle handle) {
       plan_ = plans->Next(handle, kMostConvolutionWorkspace);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -20,7 +21,8 @@ class GpuConvolution {
   // `form` has no size of zero. By the deterministic plan that cuDNN expects to be the fastest, or,
   // if `timed`, by the fastest of several. A plan runs once in `trial`, if there is memory for it:
   // it may allocate at first, which no capture allows. That is done once in a process for each form
-  // and device. Unimplemented if cuDNN has no plan for the form.
+  // and device; batches of other sizes run by the engine that was the fastest for the first.
+  // Unimplemented if cuDNN has no plan for the form.
   static absl::StatusOr<std::unique_ptr<GpuConvolution>> Make(GpuLink* link,
                                                               const ConvolutionForm& form,
                                                               const GpuTrial& trial, bool timed);
@@ -39,9 +41,10 @@ class GpuConvolution {
       : library_(library), link_(link), form_(form) {}
   absl::Status Open();
   absl::Status Choose(const GpuTrial& trial, bool timed);
-  // The first plan that runs, or, if `timed`, the fastest of those that were timed; an untried one
-  // if there is no memory to try it.
-  absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> Fastest(const GpuTrial& trial, bool timed);
+  // The first plan that runs, those of `engine` first, or, if `timed`, the fastest of those that
+  // were timed; an untried one if there is no memory to try it.
+  absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> Fastest(const GpuTrial& trial, bool timed,
+                                                                 std::optional<int64_t> engine);
   // Milliseconds of `plan_`, 0 if it is not `timed`. ResourceExhausted if there is no memory.
   absl::StatusOr<float> Try(const GpuTrial& trial, bool timed) const;
   absl::Status WithHandle(absl::FunctionRef<absl::Status(cudnn::Handle)> use) const;

@@ -39,7 +39,7 @@ class Signatures:
                 else:
                     found += (-1 - outside.setdefault(tensor, len(outside)), self._tensor(tensor))
             for tensor, readers in self._read_by(node):
-                found.append(int(tensor in self._fetched or not readers.issubset(place)))
+                found.append(int(tensor in self._fetched or not place.keys() >= readers))
         return tuple(found)
 
     def _number(self, key: Hashable) -> int:

@@ -1,4 +1,4 @@
-"""How long reading, scheduling, planning and editing take as graphs grow: 1k, 10k, 100k nodes.
+"""How long reading, scheduling, planning and editing take as graphs grow: 1k, 10k, 24k nodes.
 
     python -m benchmarks.offload.ir_scaling --output benchmarks/results/ir_scaling.json
 
@@ -35,7 +35,7 @@ STAGES = ("load", "order", "liveness", "plan", "edit", "write")
 def main(arguments: list[str] | None = None) -> int:
     """Time every stage at every size; print a table."""
     parser = command_line("offload.ir_scaling", __doc__)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 24_000])
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many (3)")
     parser.add_argument("--output", type=Path, help="where to write the times as JSON")
     options = parser.parse_args(arguments)

@@ -9,6 +9,7 @@ from typing import Any
 from custom_ops.background import go_on
 
 INFINITY = float("inf")
+LARGE = 200_000  # numbers: of such a program without integers, edges take several times as long as the interior
 
 
 class UnsolvedError(Exception):
@@ -70,14 +71,15 @@ class Solution:
     optimal: bool
 
 
-def solver(gap: float, nodes: int, seconds: float | None) -> Any:
+def solver(gap: float, nodes: int, seconds: float | None, interior: bool = False) -> Any:
     """HiGHS where it is installed, else CBC, which comes with PuLP 3 and which PuLP 4 finds where it is installed; None
-    if neither runs here."""
+    if neither runs here. HiGHS goes through the `interior` of what programs without integers allow, not along edges."""
     import pulp  # here, since it takes a while to load
 
     common = {"msg": False, "threads": 1, "gapRel": gap, "timeLimit": seconds}
     if pulp.HiGHS(msg=False).available():
-        return pulp.HiGHS(**common, random_seed=0, mip_max_nodes=nodes)
+        method = {"solver": "ipm"} if interior else {}
+        return pulp.HiGHS(**common, random_seed=0, mip_max_nodes=nodes, **method)
     cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)
     return cbc(**common, maxNodes=nodes) if cbc(msg=False).available() else None
 
@@ -126,7 +128,7 @@ def solved(
     go_on()
     import pulp
 
-    found = solver(gap, nodes, seconds)
+    found = solver(gap, nodes, seconds, relaxed and program.size > LARGE)
     if found is None:
         raise UnsolvedError("no solver is installed; pip install highspy")
     try:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_passes.analysis.memory.simulate import Link, duration, run_through, simulate
+from graph_passes.analysis.memory.simulate import Link, Move, duration, run_through, simulate
 from graph_passes.analysis.memory.timeline import Buffer, Gap, ScheduledOp, Timeline
 from graph_passes.graph.ir import TensorId
 from graph_passes.passes.offload.copy_order import best_order
 from graph_passes.passes.offload.options import OffloadOptions
-from graph_passes.passes.offload.placement import Tightest, in_order, place, tightest
+from graph_passes.passes.offload.placement import Tightest, _queued, in_order, place, tightest
 from tests.tiers import examples
 
 UNIT = Link(offload=1.0, prefetch=1.0)
@@ -150,3 +154,35 @@ def test_a_small_tensor_leaves_after_its_last_use():
         for budget in (4000, 4001)
     ]
     assert begins == [0, 8]
+
+
+def step_of(moves: int) -> tuple[Any, Tightest, list[Gap]]:
+    """So many buffers that are away one inside the other, and a queue that does not name each third of them."""
+    copies = [Move(index, index, index, index + 1, index + 2, 3 * moves - index) for index in range(moves)]
+    timeline = SimpleNamespace(buffers=[SimpleNamespace(nbytes=1, holders=(), element=None)] * moves)
+    queue = [move.gap for move in copies[::-1] if move.buffer % 3]
+    return timeline, Tightest([], copies, np.zeros(0, np.int64), 1 << 40), queue
+
+
+def test_a_copy_that_a_queue_does_not_name_goes_before_those_that_are_read_later() -> None:
+    timeline, start, queue = step_of(9)
+    place_of = {gap: place for place, gap in enumerate(queue)}
+
+    def key(move: Move) -> float:
+        behind = [place for gap, place in place_of.items() if gap.last > move.last]
+        return place_of.get(move.gap, min(behind, default=len(queue)) - 0.5)
+
+    assert [move for move, _ in _queued(timeline, start, queue)] == sorted(start.copies, key=key)
+
+
+def test_a_queue_takes_time_in_proportion_to_its_moves() -> None:
+    """To look at all of it for each move took 50 s of planning 24,000 ops."""
+
+    def seconds(moves: int) -> float:
+        given = step_of(moves)
+        began = time.process_time()
+        for _ in range(3):
+            _queued(*given)
+        return time.process_time() - began
+
+    assert seconds(16_000) < 16 * max(seconds(2_000), 2e-3)

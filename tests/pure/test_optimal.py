@@ -7,12 +7,14 @@ import sys
 from dataclasses import replace
 from unittest import mock
 
+import numpy as np
 import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import pipeline
+from graph_passes.analysis import linear_program
 from graph_passes.analysis.cost.device_costs import load
 from graph_passes.analysis.cost.model import Roofline
 from graph_passes.analysis.linear_program import LinearProgram, UnsolvedError, expression, solved
@@ -227,6 +229,24 @@ def test_a_program_without_a_solution_is_unsolved():
     assert solved(program, relaxed=True).values == (0.5,)
     with pytest.raises(UnsolvedError, match="found no solution"):
         solved(program)
+
+
+def test_large_programs_without_integers_have_the_same_optimum(monkeypatch):
+    """Interior points find it; with integers the program is solved as any other."""
+    numbers = np.random.default_rng(0)
+    program = LinearProgram()
+    variables = [program.variable(cost, 0.0, 1.0, whole=True) for cost in numbers.normal(size=60)]
+    for _ in range(30):
+        program.at_most(list(zip(variables, numbers.random(60), strict=True)), 8.0)
+    edges, whole = solved(program, relaxed=True), solved(program)
+    monkeypatch.setattr(linear_program, "LARGE", 0)
+    asked = mock.patch.object(linear_program, "solver", wraps=linear_program.solver)
+    with asked as solver:
+        interior, again = solved(program, relaxed=True), solved(program)
+    assert [call.args[-1] for call in solver.call_args_list] == [True, False]
+    assert interior.optimal
+    assert interior.cost == pytest.approx(edges.cost)
+    assert again == whole
 
 
 def test_the_solver_prints_nothing():

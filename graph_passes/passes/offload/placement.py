@@ -8,8 +8,11 @@ as memory allows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -141,10 +144,11 @@ def _queued(timeline: Timeline, start: Tightest, queue: Sequence[Gap]) -> list[t
         return [(move, move.copy_after) for move in ordered]
     place_of = {gap: place for place, gap in enumerate(queue)}
     ends = sorted((gap.last, place) for gap, place in place_of.items())
+    first = list(accumulate((place for _, place in reversed(ends)), min, initial=len(queue)))
     places = dict[Gap, float]()
     for move in ordered:  # one that the queue does not name goes before those of it that are read later
-        behind = [place for last, place in ends if last > move.last]
-        places[move.gap] = place_of.get(move.gap, min(behind, default=len(queue)) - 0.5)
+        later = len(ends) - bisect_right(ends, move.last, key=itemgetter(0))
+        places[move.gap] = place_of.get(move.gap, first[later] - 0.5)
     return [(move, _final(timeline, move, start)) for move in sorted(ordered, key=lambda move: places[move.gap])]
 
 

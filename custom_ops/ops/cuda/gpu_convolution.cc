@@ -101,17 +101,18 @@ absl::Status GpuConvolution::Choose(const GpuTrial& trial, bool timed) {
     const Key any_batch(link_->context(), KeyOf(form_, 0));
     const auto engine = all.engines.find(any_batch);
     const bool alike = timed && engine != all.engines.end();
-    TFMEM_ASSIGN_OR_RETURN(known,
-                           Fastest(trial, timed && !alike,
-                                   alike ? std::optional<int64_t>(engine->second) : std::nullopt));
-    if (timed && !alike) all.engines.emplace(any_batch, known->engine());
+    const std::optional<int64_t> first =
+        alike ? std::optional<int64_t>(engine->second) : std::nullopt;
+    TFMEM_ASSIGN_OR_RETURN(const Choice choice, Fastest(trial, timed && !alike, first));
+    known = choice.plan;
+    if (choice.timed) all.engines.emplace(any_batch, known->engine());
   }
   plan_ = known;
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> GpuConvolution::Fastest(
-    const GpuTrial& trial, bool timed, std::optional<int64_t> engine) {
+absl::StatusOr<GpuConvolution::Choice> GpuConvolution::Fastest(const GpuTrial& trial, bool timed,
+                                                               std::optional<int64_t> engine) {
   std::optional<ConvolutionPlans> plans;
   TFMEM_RETURN_IF_ERROR(WithHandle([&](cudnn::Handle handle) -> absl::Status {
     TFMEM_ASSIGN_OR_RETURN(ConvolutionPlans made, ConvolutionPlans::Make(library_, handle, form_));
@@ -136,7 +137,10 @@ absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> GpuConvolution::Fastest(
     TFMEM_RETURN_IF_ERROR(next());
     if (plan_ == nullptr) break;
     const absl::StatusOr<float> taken = Try(trial, timed);
-    if (absl::IsResourceExhausted(taken.status())) return fastest != nullptr ? fastest : plan_;
+    if (absl::IsResourceExhausted(taken.status())) {
+      if (fastest == nullptr) return Choice{plan_, /*timed=*/false};
+      break;
+    }
     if (!taken.ok()) {
       failed = taken.status();
       continue;
@@ -147,7 +151,7 @@ absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> GpuConvolution::Fastest(
     ++tried;
   }
   if (fastest == nullptr) return failed;
-  return fastest;
+  return Choice{fastest, timed};
 }
 
 absl::StatusOr<float> GpuConvolution::Try(const GpuTrial& trial, bool timed) const {

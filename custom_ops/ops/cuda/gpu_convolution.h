@@ -39,12 +39,15 @@ class GpuConvolution {
  private:
   GpuConvolution(const cudnn::Library& library, GpuLink* link, const ConvolutionForm& form)
       : library_(library), link_(link), form_(form) {}
+  struct Choice {
+    std::shared_ptr<const ConvolutionPlan> plan;
+    bool timed;
+  };
   absl::Status Open();
   absl::Status Choose(const GpuTrial& trial, bool timed);
   // The first plan that runs, those of `engine` first, or, if `timed`, the fastest of those that
   // were timed; an untried one if there is no memory to try it.
-  absl::StatusOr<std::shared_ptr<const ConvolutionPlan>> Fastest(const GpuTrial& trial, bool timed,
-                                                                 std::optional<int64_t> engine);
+  absl::StatusOr<Choice> Fastest(const GpuTrial& trial, bool timed, std::optional<int64_t> engine);
   // Milliseconds of `plan_`, 0 if it is not `timed`. ResourceExhausted if there is no memory.
   absl::StatusOr<float> Try(const GpuTrial& trial, bool timed) const;
   absl::Status WithHandle(absl::FunctionRef<absl::Status(cudnn::Handle)> use) const;
